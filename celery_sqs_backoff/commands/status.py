@@ -21,7 +21,7 @@ from celery_sqs_backoff.observe.status import (
 )
 from celery_sqs_backoff.sqs.errors import Failure
 from celery_sqs_backoff.sqs.find_queue import QueueFinder, connection_to_look, why_not
-from celery_sqs_backoff.store.urls import is_shared
+from celery_sqs_backoff.store.settings import is_shared
 
 from .command import app_of, command, make_read_failure
 from .environment import open_vault

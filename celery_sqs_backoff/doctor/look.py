@@ -286,7 +286,7 @@ def _beat_queues(app: Any) -> Mapping[str, set[str]]:
 
 def _facts_of_store(app: Any, *, live: bool) -> dict[str, Any]:
     """Check the store's settings, and with ``live`` the store itself, which needs each right."""
-    from ..store.check import check_by_asking, check_offline, eviction_of, warnings_of
+    from ..store.check import check_by_asking, check_offline, eviction_of, forgery_of
     from ..store.errors import StoreUnavailable
 
     try:
@@ -299,7 +299,7 @@ def _facts_of_store(app: Any, *, live: bool) -> dict[str, Any]:
         return {"store_failure" if is_lacking else "store_fault": _of_store(exc)}
     if not live:
         return {}
-    found: dict[str, Any] = {"store_forgeable": next(warnings_of(app), None)}
+    found: dict[str, Any] = {"store_forgeable": forgery_of(app)}
     try:
         check_by_asking(app)
         found["store_eviction"] = eviction_of(app)

@@ -46,7 +46,6 @@ class Document:
         kind: ``"scope"`` of a workflow, ``"steps"`` of steps without a lock.
         name: of the scope.
         state: of the run. It notes the steps that the run has had, and those with an effect.
-        clock: seconds since the epoch.
     """
 
     def __init__(
@@ -55,11 +54,9 @@ class Document:
         kind: str,
         name: str,
         state: RunState | None = None,
-        *,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._records, self._kind, self._name = records, kind, name
-        self._state, self._clock = state or RunState(), clock
+        self._state = state or RunState()
         self._used = self._state.used[f"{kind} {name}"]
         self._record: Record | None = None
 
@@ -98,7 +95,7 @@ class Document:
         def change(fields: dict[str, Any]) -> dict[str, Any]:
             entered = fields.get("entered", {})
             others = [(each, at) for each, at in entered.items() if each != message]
-            mine = [(str(message), [run, self._clock()])]
+            mine = [(str(message), [run, time.time()])]
             return {"entered": dict([*others[1 - _MAX_ENTERED :], *mine])}
 
         if self.update(change)["state"] != OPEN:

@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 from celery.exceptions import ImproperlyConfigured
 from kombu.utils.json import dumps, loads
 
-from ..store.errors import StoreUnavailable
 from ..store.protocol import seconds_kept
 from ..store.records import Record, Records
 from .errors import Refused
@@ -30,16 +29,18 @@ from .names import text_of
 #: Largest result that is kept with a guard, in characters of JSON.
 _MAX_RESULT_CHARACTERS = 64 * 1024
 
-#: Others write the record at the same time: how often to try again.
-_TRIES = 10
-
 
 @dataclass
 class Passage:
-    """How a run has passed. ``is_first``: no other run of the message has passed before it."""
+    """How a run has passed."""
 
     record: Record
-    is_first: bool
+    run: str
+
+    @property
+    def is_first(self) -> bool:
+        """True if no other run of the message has passed before it."""
+        return bool(self.record.fields["run"] == self.run and not self.record.fields["shared"])
 
     @property
     def is_done(self) -> bool:
@@ -70,22 +71,18 @@ def enter(
         Refused: another message has passed.
         StoreUnavailable: nothing is known.
     """
-    mine = {"state": "begun", "message": message, "run": run, "shared": False}
-    for _ in range(_TRIES):
-        there = records.add(kind, key, mine, window)
-        if there.is_new:
-            return Passage(there, is_first=True)
-        if there.fields["message"] != message:
+
+    def join(there: dict[str, Any]) -> dict[str, Any] | None:
+        if there["message"] != message:
             why = f"another message has passed this guard within its window of {window:g} s"
             raise Refused({"refused": why})
-        if there.fields["state"] == "done" or there.fields["shared"]:
-            return Passage(there, is_first=False)
-        is_first = there.fields["run"] == ""  # every run before this one was cut short
-        mark = {"run": run} if is_first else {"shared": True}
-        mine_now = records.replace(there, there.fields | mark, None)
-        if mine_now is not None:
-            return Passage(mine_now, is_first=is_first)
-    raise StoreUnavailable("gave up after 10 conflicting writes by other runs")
+        if there["state"] == "done" or there["shared"]:
+            return None
+        # Without a run, every run before this one was cut short.
+        return {"shared": True} if there["run"] else {"run": run}
+
+    mine = {"state": "begun", "message": message, "run": run, "shared": False}
+    return Passage(records.update(kind, key, mine, window, join, keeps_end=True), run)
 
 
 def finish(records: Records, passage: Passage, result: object) -> None:
@@ -98,9 +95,9 @@ def finish(records: Records, passage: Passage, result: object) -> None:
     except Exception:  # noqa: BLE001  # whatever JSON's hooks raise
         pass
     record: Record | None = passage.record
-    for _ in range(_TRIES):
-        if record is None or record.fields["message"] != passage.record.fields["message"]:
-            return  # the window has ended
+    message = passage.record.fields["message"]
+    # Another message's record, or none: the window has ended.
+    while record is not None and record.fields["message"] == message:
         if record.fields["state"] == "done" or records.replace(record, record.fields | done, None):
             return
         record = records.reread(record)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
 from inspect import getattr_static
 from typing import Any
 
@@ -14,7 +13,6 @@ from celery.utils.log import get_logger
 from ..retry.outcomes import NonRetryable, Outcome, Verdict
 from ..store.errors import TryLater
 from ..store.protocol import KEEP_SECONDS
-from ..store.records import Records
 from ..store.settings import has_store, records_of
 from ..task.extension import Extension
 from ..task.handover import run_of
@@ -57,7 +55,7 @@ class SafeExtension(Extension):
         run = run_of(task.request)
         if state is None or state.guard is None or run is None or run.copy is not None:
             return  # a copy that retry() has published is still to be done
-        _try(partial(records_of, task.app), finish, state.guard, result)
+        attempt(task.app, finish, state.guard, result)
 
     def run_failed(self, task: Any, exc: BaseException, verdict: Verdict) -> Verdict:
         """Remove the records which say that the run may have done something.
@@ -76,18 +74,17 @@ class SafeExtension(Extension):
         state = state_of(task.request)
         if state is None:
             return verdict
-        records = partial(records_of, task.app)
         if isinstance(exc, TryLater):
             if state.record is not None:
-                _try(records, release, state.record)
+                attempt(task.app, release, state.record)
             if state.guard is not None and not state.acts:
-                _try(records, cut_short, state.guard)
+                attempt(task.app, cut_short, state.guard)
             return verdict
         if not verdict.nothing_was_processed:
             return verdict
-        is_alone = state.record is None or _try(records, release, state.record)
+        is_alone = state.record is None or attempt(task.app, release, state.record)
         if state.guard is not None and not state.acts and is_alone:
-            is_alone = _try(records, release, state.guard)
+            is_alone = attempt(task.app, release, state.guard)
         if is_alone or isinstance(exc, NonRetryable):
             return verdict
         return Verdict(Outcome.UNKNOWN, verdict.retry_after, safe_to_repeat=verdict.wants_retry)
@@ -142,15 +139,10 @@ def signature_of(cls: type) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def unset(app: Any, passage: Passage) -> None:
-    """Let another message pass a guard. Never raises, because the record ends with its window."""
-    _try(partial(records_of, app), release, passage)
-
-
-def _try(records: Callable[[], Records], act: Callable[..., object], *args: Any) -> bool:
-    """Return whether something was done that must not change how the run has ended."""
+def attempt(app: Any, act: Callable[..., object], *args: Any) -> bool:
+    """Return whether something was done that must not change how the run ends. Never raises."""
     try:
-        return act(records(), *args) is not False
+        return act(records_of(app), *args) is not False
     except Exception as exc:  # noqa: BLE001  # the store is away, or a transaction is open
         state = current()
         logger.error(

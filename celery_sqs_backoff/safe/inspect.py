@@ -5,7 +5,6 @@ Keys are hashed, so nothing is searched for: each record is asked for by what it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,15 +44,15 @@ def look(records: Records, scope: str) -> list[Entry]:
     Raises:
         StoreUnavailable: nothing is known.
     """
-    found = [
-        *_one(records, "guard", "guard", scope),
-        *_one(records, "lock", "lock", scope),
-        *_one(records, "workflow", "scope", scope),
-        *_one(records, "workflow", "steps", f"scope:{scope}"),
+    asked = [
+        ("guard", "guard", scope),
+        ("lock", "lock", scope),
+        ("workflow", "scope", scope),
+        ("workflow", "steps", f"scope:{scope}"),
     ]
     if scope.startswith("task:"):
-        found += _one(records, "workflow", "steps", scope)
-    return [each for entry in found for each in (entry, *_steps_of(entry))]
+        asked.append(("workflow", "steps", scope))
+    return [entry for each in asked for entry in _entries(records, *each)]
 
 
 def free(records: Records, entry: Entry) -> bool:
@@ -92,33 +91,28 @@ def kept_steps(entry: Entry) -> list[str]:
     return [name for name, step in steps if step.get("undo") is None]
 
 
-def _one(records: Records, shown: str, kind: str, name: str) -> Iterator[Entry]:
-    key = key_of(kind, name)
+def _entries(records: Records, shown: str, kind: str, name: str) -> list[Entry]:
     try:
         record = records.get(kind, name)
         if record is None:
-            return
-        yield _entry(shown, name, key, record)
+            return []
+        steps = record.fields["steps"].items() if shown == "workflow" else ()
+        return [
+            _entry(shown, name, record, record.fields),
+            *(_entry("step", each, record, step) for each, step in steps),
+        ]
     # Unsigned, so anybody's; or another key's.
     except (RecordRejected, ValueError, KeyError, TypeError, AttributeError):
-        yield Entry(shown, name, "rejected", key)
+        return [Entry(shown, name, "rejected", key_of(kind, name))]
 
 
-def _entry(kind: str, name: str, key: str, record: Record) -> Entry:
-    fields: dict[str, Any] = record.fields
+def _entry(kind: str, name: str, record: Record, fields: dict[str, Any]) -> Entry:
     if kind == "lock":
-        return Entry(kind, name, "held" if fields["until"] else "free", key, record)
-    result = fields.get("result")
+        return Entry(kind, name, "held", record.key, record)
+    result, state = fields.get("result"), fields["state"]
     loads(result or "null")
-    if fields["state"] not in _STATES:
+    if state not in _STATES:
         raise ValueError("unknown state")
-    for step in fields.get("steps", {}).values():
-        _entry("step", name, key, Record(key, "", step))
-    state = "ended" if fields.get("ended") and fields["state"] == OPEN else fields["state"]
-    return Entry(kind, name, state, key, record, result)
-
-
-def _steps_of(entry: Entry) -> Iterator[Entry]:
-    if entry.kind == "workflow" and entry.record is not None:
-        for name, step in entry.record.fields["steps"].items():
-            yield Entry("step", name, step["state"], entry.key, entry.record, step.get("result"))
+    if state == OPEN and fields.get("ended"):
+        state = "ended"
+    return Entry(kind, name, state, record.key, record, result)

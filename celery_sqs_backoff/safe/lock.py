@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -35,7 +34,6 @@ class Lock:
         key: of the business object, such as ``"account:7"``: text, an int or a UUID.
         lease: seconds or timedelta above 0, after which the lock is free whatever its holder does.
         held: names of the locks that the run holds.
-        clock: seconds since the epoch.
     """
 
     def __init__(
@@ -45,11 +43,10 @@ class Lock:
         *,
         lease: float | timedelta = DEFAULT_LEASE_SECONDS,
         held: set[str] | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._name = text_of("lock key", key)
         self._lease = seconds_kept("lease", lease)
-        self._records, self._clock = records, clock
+        self._records = records
         self._held: set[str] = set() if held is None else held
         self._holder = uuid4().hex
         self._record: Record | None = None
@@ -76,7 +73,7 @@ class Lock:
         )
         there = self._records.add("lock", self._name, self._fields(), self._lease)
         if not there.is_new:
-            left = float(there.fields["until"]) - self._clock()
+            left = float(there.fields["until"]) - time.time()
             raise Busy("another run holds the lock", min(max(0.0, left), self._lease))
         self._record = there
         self._held.add(self._name)
@@ -109,7 +106,7 @@ class Lock:
             logger.warning("sqs_backoff.lock_not_released: %s", error_site(exc.__cause__ or exc))
 
     def _fields(self) -> dict[str, object]:
-        return {"holder": self._holder, "until": round(self._clock() + self._lease, 3)}
+        return {"holder": self._holder, "until": round(time.time() + self._lease, 3)}
 
     def __enter__(self) -> Self:
         return self.acquire()

@@ -108,7 +108,6 @@ def next_step(
     *,
     by: str,
     undone: str | None = None,
-    **options: Any,
 ) -> tuple[str, dict[str, Any]] | None:
     """Return the next step to undo, or ``None`` if nothing is left or the workflow is not ours.
 
@@ -121,8 +120,8 @@ def next_step(
         Busy: a run is in the workflow.
         LockLost: the lease was over.
     """
-    with Lock(records, scope, lease=_LEASE_SECONDS, **options):
-        document = Document(records, "scope", scope, **options)
+    with Lock(records, scope, lease=_LEASE_SECONDS):
+        document = Document(records, "scope", scope)
         fields = document.fields
         if fields["state"] == CLOSED or fields.get("owner") != message:
             return None

@@ -18,8 +18,8 @@ from ..store.settings import namespace_of, records_of, require_signed, require_s
 from ..task.base import BackoffTask
 from . import names
 from .document import Document
-from .guard import Guard
-from .hooks import SafeExtension, message_digest, pass_guard, signature_of, unset
+from .guard import Guard, release
+from .hooks import SafeExtension, attempt, message_digest, pass_guard, signature_of
 from .lock import DEFAULT_LEASE_SECONDS, Lock
 from .names import text_of
 from .run import RunState, current, message_of
@@ -139,7 +139,7 @@ class SQSBackoffTask(OnCommit, BackoffTask):
             yield
         except BaseException as exc:
             if self._is_certainly_not_processed(exc) and state.acts == acts:
-                unset(self.app, passage)
+                attempt(self.app, release, passage)
             raise
 
     def idempotency_key(self, name: object, *, scope: object = None, version: int = 1) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from celery.canvas import Signature
 from celery.exceptions import Ignore
 
-from ..store.errors import StoreUnavailable
 from ..store.protocol import KEEP_SECONDS
 from ..store.records import Records
 from .document import Document
@@ -21,9 +19,6 @@ from .run import RunState
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-#: Others list workflows of the same message at the same time: how often to try again.
-_TRIES = 10
 
 
 class Workflow:
@@ -36,7 +31,6 @@ class Workflow:
         namespace: of the idempotency keys.
         lease: seconds or timedelta; longer than any one step takes.
         is_certain: returns whether a step's exception says that nothing was done.
-        clock: seconds since the epoch.
     """
 
     def __init__(
@@ -49,13 +43,12 @@ class Workflow:
         namespace: str = "",
         lease: float | timedelta = DEFAULT_LEASE_SECONDS,
         is_certain: Callable[[BaseException], bool] = lambda _: False,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._scope = text_of("scope", scope)
         self._records, self._message, self._run = records, message, state.run
         self._namespace, self._is_certain = namespace, is_certain
-        self._lock = Lock(records, self._scope, lease=lease, held=state.held, clock=clock)
-        self._document = Document(records, "scope", self._scope, state, clock=clock)
+        self._lock = Lock(records, self._scope, lease=lease, held=state.held)
+        self._document = Document(records, "scope", self._scope, state)
         self._is_inside = False
 
     def step(
@@ -148,15 +141,13 @@ class Workflow:
 
 def _list_scope(records: Records, message: str, scope: str, run: str) -> None:
     """List a workflow as one that the message has entered, for as long as its record lasts."""
-    for _ in range(_TRIES):
-        # With the run in it, the record of an earlier run is not taken for this one's.
-        there = records.add("message", message, {"scopes": [scope], "run": run}, KEEP_SECONDS)
-        if there.is_new:
-            return
-        others = [each for each in there.fields["scopes"] if each != scope]
-        if records.replace(there, {"scopes": [*others, scope], "run": run}) is not None:
-            return
-    raise StoreUnavailable("gave up after 10 conflicting writes by other runs")
+    # With the run in it, the record of an earlier run is not taken for this one's.
+    mine = {"scopes": [scope], "run": run}
+
+    def join(there: dict[str, Any]) -> dict[str, Any]:
+        return {"scopes": [*(each for each in there["scopes"] if each != scope), scope], "run": run}
+
+    records.update("message", message, mine, KEEP_SECONDS, join)
 
 
 def scopes_of(records: Records, message: str) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -15,16 +14,13 @@ from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_logger
 
-from ..text import error_site, type_name
+from ..text import error_site
 from ..threads import start_daemon
-from .connections import ask_and_close, close, open_connections
+from .connections import ask_and_close
 from .django import DjangoStore
 from .errors import RecordRejected, StoreRefused, StoreUnavailable
-from .protocol import key_of
-from .records import Records
 from .redis import RedisStore
 from .settings import (
-    check_settings,
     has_store,
     is_signed,
     is_store_shared,
@@ -48,11 +44,12 @@ def check_offline(app: Any) -> None:
     Raises:
         ImproperlyConfigured: names the setting and what to do.
     """
-    check_settings(app)
     if any(getattr(task, "has_workflows", False) for task in app.tasks.values()):
         require_signed(app)
-    if has_store(app) and isinstance(store := store_of(app), DjangoStore):
-        store.check_settings()
+    if has_store(app):
+        records_of(app)
+        if isinstance(store := store_of(app), DjangoStore):
+            store.check_settings()
 
 
 def check_by_asking(app: Any) -> None:
@@ -65,54 +62,34 @@ def check_by_asking(app: Any) -> None:
     check_offline(app)
     if not has_store(app):
         return
-    store = store_of(app)
-    try:
-        if isinstance(store, DjangoStore):
-            store.check_table()
-        key = key_of("check", uuid4().hex)
-        store.add(key, "new", _CHECK_SECONDS)  # Each of the four may need a right of its own.
-        store.get(key)
-        store.replace(key, "new", "old", None)
-        store.delete(key, "old")
-    except (StoreRefused, RecordRejected) as exc:
+    records = records_of(app)
+    try:  # Each of the four may need a right of its own.
+        new = records.add("check", uuid4().hex, {"state": "new"}, _CHECK_SECONDS)
+        old = records.replace(new, {"state": "old"}, None) or new
+        records.reread(old)
+        records.delete(old)
+    except StoreRefused as exc:
         raise ImproperlyConfigured(
             f"sqs_backoff['store']: it refuses what runs ask of it ({exc}): correct its address, or"
-            " the credentials and rights of its user"
+            " the rights of its user"
         ) from exc
-    except (ValueError, TypeError, AttributeError) as exc:  # the library's, of an option
+    except (RecordRejected, ValueError, TypeError, AttributeError) as exc:
+        # Steps would run and never be recorded.
         raise ImproperlyConfigured(
-            f"sqs_backoff['store']: it cannot be used ({type_name(exc)}): correct the options of"
-            " its address"
+            f"sqs_backoff['store']: its records cannot be written and read"
+            f" ({error_site(exc.__cause__ or exc)}): correct the options of its address, or"
+            " sqs_backoff['encrypt'], whose decrypt(encrypt(data)) must be data"
         ) from None
-    _try_cipher(records_of(app))
 
 
-def _try_cipher(records: Records) -> None:
-    """Check that the cipher can decrypt what it encrypts. Else steps run and are never recorded.
-
-    Raises:
-        ImproperlyConfigured: what was encrypted cannot be decrypted.
-    """
-    why = "it does not return what was encrypted"
-    try:
-        text = records._open(records._seal({"text": "text"}))
-        if text == {"text": "text"}:
-            return
-    except Exception as exc:  # noqa: BLE001  # whatever the cipher's library raises
-        why = error_site(exc.__cause__ or exc)
-    raise ImproperlyConfigured(
-        f"sqs_backoff['encrypt']: it does not work ({why}): expected an object whose"
-        " decrypt(encrypt(data)) is data, such as cryptography.fernet.Fernet(key)"
+def forgery_of(app: Any) -> str | None:
+    """Return why others can make records up, or ``None`` if they cannot."""
+    if not is_store_shared(app) or is_signed(app):
+        return None
+    return (
+        "sqs_backoff['secret'] is missing: whoever can write to the store can make a step or a"
+        " guard's result up"
     )
-
-
-def warnings_of(app: Any) -> Iterator[str]:
-    """Yield warnings of settings that work and are not safe in production."""
-    if is_store_shared(app) and not is_signed(app):
-        yield (
-            "sqs_backoff['secret'] is missing: whoever can write to the store can make a step or"
-            " a guard's result up"
-        )
 
 
 def eviction_of(app: Any) -> str | None:
@@ -147,7 +124,7 @@ class StoreStep(bootsteps.Step):  # type: ignore[misc]  # Celery is not typed
             os.register_at_fork(after_in_child=_forget_pools)
         try:
             _refuse_memory(app, worker.pool_cls)
-            _check_and_close(app)
+            ask_and_close(partial(check_by_asking, app))
         except ImproperlyConfigured as exc:
             raise WrongStore(str(exc)) from exc.__cause__
         except StoreUnavailable as exc:
@@ -176,36 +153,18 @@ def _refuse_memory(app: Any, pool: Any) -> None:
     is_prefork = "prefork" in getattr(pool, "__module__", str(pool))
     if has_store(app) and not is_store_shared(app) and is_prefork:
         raise ImproperlyConfigured(
-            "sqs_backoff['store'] is in memory: the processes of a prefork worker do not share it,"
-            " so guards and locks would let all of them through. Use redis://, django or"
-            " dynamodb://, or a pool in one process (--pool solo or threads)"
+            "sqs_backoff['store'] is in memory, which the processes of a prefork worker do not"
+            " share: use another store, or a pool in one process (--pool solo or threads)"
         )
 
 
 def _warn(app: Any) -> None:
-    for warning in warnings_of(app):
-        logger.warning("sqs_backoff.not_signed: %s", warning)
+    if (why := forgery_of(app)) is not None:
+        logger.warning("sqs_backoff.not_signed: %s", why)
     if (why := eviction_of(app)) is not None:
         logger.warning(
-            "sqs_backoff.store_evicts: %s: guards, locks and steps whose records it drops let"
-            " work be done twice. Use a server with maxmemory-policy noeviction",
-            why,
+            "sqs_backoff.store_evicts: %s: work may be done twice. Set it to noeviction", why
         )
-
-
-def _check_and_close(app: Any) -> None:
-    """Check the store, and leave none of Django's connections open that was not before.
-
-    The processes of a pool would share it, and read each other's answers. After a fork Celery
-    drops it, but only if ``DJANGO_SETTINGS_MODULE`` was set when the app was made.
-    """
-    before = list(open_connections())
-    try:
-        check_by_asking(app)
-    finally:
-        for connection in open_connections():
-            if connection not in before:
-                close(connection)
 
 
 def _forget_pools() -> None:

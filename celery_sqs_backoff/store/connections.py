@@ -43,12 +43,18 @@ def close(connection: Any) -> None:
 
 
 def ask_and_close(ask: Callable[[], T]) -> T:
-    """Return the result of ``ask``, and close the connections of Django that this thread has."""
+    """Return the result of ``ask``, and close the connections of Django that it has opened.
+
+    A process that is forked later would share them, and read another process's answers. After a
+    fork Celery drops them, but only if ``DJANGO_SETTINGS_MODULE`` was set when the app was made.
+    """
+    before = list(open_connections())
     try:
         return ask()
     finally:
         for connection in open_connections():
-            connection.close()
+            if connection not in before:
+                connection.close()
 
 
 def open_connections() -> Iterator[Any]:

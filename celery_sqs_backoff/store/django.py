@@ -8,12 +8,12 @@ one statement in autocommit, so it is committed when it returns. What has ended 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from celery.exceptions import ImproperlyConfigured
 
@@ -26,13 +26,11 @@ _ADDS = 100
 #: How often a statement is made. Each but the first is made on a new connection.
 _TRIES = 5
 
-#: Refusals of a connection: numbers of MySQL's, texts of PostgreSQL's.
+#: Refusals of a connection: numbers of MySQL's, texts of PostgreSQL's and SQLite's.
 _REFUSALS = {1044, 1045, 1049, 1142}
-_REFUSAL_TEXTS = ("authentication failed", "does not exist")
+_REFUSAL_TEXTS = ("authentication failed", "does not exist", "no such table")
 
 T = TypeVar("T")
-
-_HASHED = re.compile(r"[a-z-]{1,20}:[0-9a-f]{64}")
 
 
 class DjangoStore:
@@ -59,31 +57,27 @@ class DjangoStore:
                 return None
             if (there := self.get(key)) is not None:
                 return there
-        raise StoreUnavailable("Django: the record comes and goes")
+        raise StoreUnavailable("gave up after 100 conflicting writes by other runs")
 
     def get(self, key: str) -> str | None:
-        def get(records: Any, now: Any) -> str | None:
-            there = records.filter(key=_key(key), expires_at__gt=now)
-            value: str | None = there.values_list("value", flat=True).first()
-            return value
-
-        return self._ask(get)
+        there: list[str] = self._ask(
+            lambda records, now: list(_present(records, now, key).values_list("value", flat=True))
+        )
+        return there[0] if there else None
 
     def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
-        def replace(records: Any, now: Any) -> int:
+        def replace(records: Any, now: Any) -> Any:
             end = {} if ttl is None else {"expires_at": now + timedelta(seconds=ttl)}
-            there = records.filter(key=_key(key), digest=_digest(old), expires_at__gt=now)
-            return int(there.update(**_value(new), **end))
+            return _present(records, now, key, old).update(**_value(new), **end)
 
         # MySQL counts changed rows, not those found: old and new may be the same.
         return bool(self._ask(replace)) or (old == new and self.get(key) == old)
 
     def delete(self, key: str, old: str) -> bool:
-        def delete(records: Any, now: Any) -> int:
+        def delete(records: Any, now: Any) -> Any:
             # Not delete(): with a receiver of pre_delete in the project it would first select, and
             # then delete by key alone.
-            ours = records.filter(key=_key(key), digest=_digest(old), expires_at__gt=now)
-            return int(ours._raw_delete(self._using))
+            return _present(records, now, key, old)._raw_delete(self._using)
 
         return bool(self._ask(delete))
 
@@ -103,44 +97,27 @@ class DjangoStore:
         from django.conf import settings  # type: ignore[import-untyped]
         from django.db import connections  # type: ignore[import-untyped]
 
+        why = None
         if not (settings.configured or os.environ.get("DJANGO_SETTINGS_MODULE")):
-            _refuse("set DJANGO_SETTINGS_MODULE: the store needs Django's settings")
-        if not apps.is_installed("celery_sqs_backoff.contrib.django"):
-            _refuse("add 'celery_sqs_backoff.contrib.django' to INSTALLED_APPS")
-        if self._using not in connections.settings:
+            why = "set DJANGO_SETTINGS_MODULE: the store needs Django's settings"
+        elif not apps.is_installed("celery_sqs_backoff.contrib.django"):
+            why = "add 'celery_sqs_backoff.contrib.django' to INSTALLED_APPS"
+        elif self._using not in connections.settings:
             known = ", ".join(sorted(connections.settings)) or "none"
-            _refuse(f"unknown database alias {self._using!r}: DATABASES has {known}")
-
-    def check_table(self) -> None:
-        """Refuse a database without the table.
-
-        Raises:
-            ImproperlyConfigured: what to do.
-            StoreUnavailable: the database did not answer.
-        """
-        from django.db import connections
-
-        from ..contrib.django.models import Record
-
-        tables = self._ask(lambda *_: connections[self._using].introspection.table_names())
-        if (table := Record._meta.db_table) not in tables:
-            migrate = f"manage.py migrate {Record._meta.app_label}"
-            _refuse(
-                f"the table {table!r} is missing: {migrate} --database {self._using}. (If a router"
-                f" of DATABASE_ROUTERS has kept it away, change that, and begin with {migrate} zero"
-                f" --fake --database {self._using})"
-            )
+            why = f"unknown database alias {self._using!r}: DATABASES has {known}"
+        if why is not None:
+            raise ImproperlyConfigured(f"sqs_backoff['store']: {why}")
 
     def _add(self, at: str, new: dict[str, str], ttl: timedelta, records: Any, now: Any) -> bool:
         from django.db import IntegrityError, connections, transaction
 
         if records.filter(key=at, expires_at__lte=now).update(**new, expires_at=now + ttl):
             return True
+        is_in_test = connections[self._using].in_atomic_block  # see _ask
+        # Keeps the test's transaction usable.
+        atomic = transaction.atomic(using=self._using) if is_in_test else nullcontext()
         try:
-            if connections[self._using].in_atomic_block:  # only a test's: see _ask
-                with transaction.atomic(using=self._using):  # keeps it usable
-                    records.create(key=at, **new, expires_at=now + ttl)
-            else:
+            with atomic:
                 records.create(key=at, **new, expires_at=now + ttl)
         except IntegrityError:
             return False
@@ -158,42 +135,45 @@ class DjangoStore:
         from ..contrib.django.models import Record, UTCNow
 
         connection = connections[self._using]
-        try:
-            for tries_left in reversed(range(_TRIES)):
+        for tries_left in reversed(range(_TRIES)):
+            try:
                 if is_in_transaction(connection):  # Connects: a server that is away is asked once.
                     raise StoreInTransaction(
-                        f"The store's database alias {self._using!r} is inside a transaction, whose"
-                        " rollback would take back what has been recorded: leave the atomic block"
-                        " first, or give the store a connection of its own: a copy of the alias in"
-                        " DATABASES, say 'records', and the store 'django://records'"
+                        f"the store's database alias {self._using!r} is inside a transaction, whose"
+                        " rollback would take back what is recorded: leave the atomic block first,"
+                        " or give the store an alias of its own, such as 'django://records'"
                     )
-                try:
-                    return statement(Record.objects.using(self._using), UTCNow())
-                except (DatabaseError, InterfaceError) as exc:
-                    if (
-                        not tries_left
-                        or connection.in_atomic_block
-                        or _kind_of(exc) is StoreRefused
-                    ):
-                        raise
-                    close(connection)
-        except (DatabaseError, InterfaceError) as exc:
-            raise _kind_of(exc)(f"Django: {type(exc).__name__}") from exc
+                return statement(Record.objects.using(self._using), UTCNow())
+            except (DatabaseError, InterfaceError) as exc:
+                if _is_refused(exc):
+                    migrate = f"manage.py migrate celery_sqs_backoff --database {self._using}"
+                    why = f"Django: {type(exc).__name__}; {migrate!r} makes the table"
+                    raise StoreRefused(why) from exc
+                is_away = connection.connection is None
+                if is_away or connection.in_atomic_block or not tries_left:
+                    raise StoreUnavailable(f"Django: {type(exc).__name__}") from exc
+                close(connection)
         raise AssertionError("unreachable")
 
 
-def _kind_of(exc: Exception) -> type[StoreUnavailable]:
+def _is_refused(exc: Exception) -> bool:
     """Tell a database that refuses (no right, table or password) from one that is away."""
     from django.db import ProgrammingError
 
-    is_refused = isinstance(exc, ProgrammingError) or not _REFUSALS.isdisjoint(exc.args[:1])
-    is_refused = is_refused or any(text in str(exc) for text in _REFUSAL_TEXTS)
-    return StoreRefused if is_refused else StoreUnavailable
+    is_known = not _REFUSALS.isdisjoint(exc.args[:1])
+    is_known = is_known or any(text in str(exc) for text in _REFUSAL_TEXTS)
+    return is_known or isinstance(exc, ProgrammingError)
+
+
+def _present(records: Any, now: Any, key: str, value: str | None = None) -> Any:
+    """Return the query for a record that has not ended, if it has the value; None = any value."""
+    there = records.filter(key=_key(key), expires_at__gt=now)
+    return there if value is None else there.filter(digest=_digest(value))
 
 
 def _key(key: str) -> str:
-    """Return a key of ``key_of`` unchanged, and any other one hashed."""
-    return key if _HASHED.fullmatch(key) else f"raw:{_digest(key)}"
+    """Return the key's kind, which tells an operator what the row is, and its hash."""
+    return f"{key.partition(':')[0][:20]}:{_digest(key)}"
 
 
 def _digest(text: str) -> str:
@@ -202,7 +182,3 @@ def _digest(text: str) -> str:
 
 def _value(value: str) -> dict[str, str]:
     return {"value": value, "digest": _digest(value)}
-
-
-def _refuse(why: str) -> NoReturn:
-    raise ImproperlyConfigured(f"sqs_backoff['store']: {why}")

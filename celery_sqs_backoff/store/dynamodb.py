@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 from .errors import StoreRefused, StoreUnavailable
@@ -21,6 +20,7 @@ _REFUSALS = {
     *("AccessDeniedException", "ResourceNotFoundException", "UnrecognizedClientException"),
     *("ValidationException", "InvalidSignatureException", "AccessDenied"),
 }
+_IS_OLD = "#value = :old AND #expires_at > :now"
 _NAMES = {"#value": _VALUE, "#expires_at": _EXPIRES_AT}
 
 
@@ -34,8 +34,9 @@ class DynamoDBStore:
         table: its name.
         region, endpoint_url: as for boto3; ``None`` = what boto3 finds.
         clock_skew_seconds: by how much the workers' clocks may differ, from 0 up.
-        clock: seconds since the epoch.
-        client: a boto3 client, in place of one made here.
+
+    Raises:
+        ValueError: an argument is invalid.
     """
 
     def __init__(
@@ -44,18 +45,18 @@ class DynamoDBStore:
         *,
         region: str | None = None,
         endpoint_url: str | None = None,
-        clock_skew_seconds: float = 5.0,
-        clock: Callable[[], float] = time.time,
-        client: Any = None,
+        clock_skew_seconds: float | str = 5.0,
     ) -> None:
-        if not 0 <= clock_skew_seconds < math.inf:
-            raise ValueError(
-                f"invalid clock_skew_seconds {clock_skew_seconds!r}: expected 0 or more"
-            )
-        self._table = table
-        self._skew = clock_skew_seconds
-        self._clock = clock
-        self._client = client or _client(region, endpoint_url)
+        import boto3
+        from botocore.config import Config
+
+        self._table, self._skew = table, float(clock_skew_seconds)
+        if not table or not 0 <= self._skew < math.inf:
+            raise ValueError("expected a table's name, and clock_skew_seconds of 0 or more")
+        config = Config(connect_timeout=5, read_timeout=5, retries={"total_max_attempts": 3})
+        # A session of its own: boto3's default session is not for use by several threads.
+        session: Any = boto3.Session(region_name=region)
+        self._client = session.client("dynamodb", endpoint_url=endpoint_url, config=config)
 
     def add(self, key: str, value: str, ttl: float) -> str | None:
         is_done, there = self._ask(
@@ -76,29 +77,24 @@ class DynamoDBStore:
 
     def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
         values = {":old": {"S": old}, ":new": {"S": new}, ":now": self._now()}
-        update = "SET #value = :new"
-        if ttl is not None:
-            update += ", #expires_at = :end"
-            values[":end"] = self._end(ttl)
-        is_done, _ = self._ask(
+        end = {} if ttl is None else {":end": self._end(ttl)}
+        return self._ask(
             "update_item",
             Key={_KEY: {"S": key}},
-            UpdateExpression=update,
-            ConditionExpression="#value = :old AND #expires_at > :now",
+            UpdateExpression="SET #value = :new" + (", #expires_at = :end" if end else ""),
+            ConditionExpression=_IS_OLD,
             ExpressionAttributeNames=_NAMES,
-            ExpressionAttributeValues=values,
-        )
-        return is_done
+            ExpressionAttributeValues=values | end,
+        )[0]
 
     def delete(self, key: str, old: str) -> bool:
-        is_done, _ = self._ask(
+        return self._ask(
             "delete_item",
             Key={_KEY: {"S": key}},
-            ConditionExpression="#value = :old AND #expires_at > :now",
+            ConditionExpression=_IS_OLD,
             ExpressionAttributeNames=_NAMES,
             ExpressionAttributeValues={":old": {"S": old}, ":now": self._now()},
-        )
-        return is_done
+        )[0]
 
     def _ask(self, operation: str, **arguments: Any) -> tuple[bool, dict[str, Any]]:
         """Return whether the call's condition held, and the item as far as the answer has it."""
@@ -119,17 +115,7 @@ class DynamoDBStore:
     # TTL wants whole seconds. Rounded so that no record ends before its time.
 
     def _now(self) -> dict[str, str]:
-        return {"N": str(math.floor(self._clock()))}
+        return {"N": str(math.floor(time.time()))}
 
     def _end(self, ttl: float) -> dict[str, str]:
-        return {"N": str(math.ceil(self._clock() + ttl + self._skew))}
-
-
-def _client(region: str | None, endpoint_url: str | None) -> Any:
-    import boto3
-    from botocore.config import Config
-
-    config = Config(connect_timeout=5, read_timeout=5, retries={"total_max_attempts": 3})
-    # A session of its own: boto3's default session is not for use by several threads.
-    session: Any = boto3.Session(region_name=region)
-    return session.client("dynamodb", endpoint_url=endpoint_url, config=config)
+        return {"N": str(math.ceil(time.time() + ttl + self._skew))}

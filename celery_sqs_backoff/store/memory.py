@@ -36,16 +36,14 @@ class MemoryStore:
 
     def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
         with self._lock:
-            is_there = self._get(key) == old
-            if is_there:
+            if is_there := self._get(key) == old:
                 end = self._records[key][1] if ttl is None else self._clock() + ttl
                 self._records[key] = (new, end)
             return is_there
 
     def delete(self, key: str, old: str) -> bool:
         with self._lock:
-            is_there = self._get(key) == old
-            if is_there:
+            if is_there := self._get(key) == old:
                 del self._records[key]
             return is_there
 

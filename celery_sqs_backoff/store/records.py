@@ -5,26 +5,22 @@ A record is replaced or deleted only if its text is still the one that was read.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from kombu.utils.json import dumps, loads
 
-from .errors import RecordRejected
+from .errors import RecordRejected, StoreUnavailable
 from .protocol import KEEP_SECONDS, key_of
 from .vault import Vault
 
 _ENCRYPTED = "e1:"
 
+#: Others write the record at the same time: how often to try again.
+_TRIES = 10
 
-class Cipher(Protocol):
-    """What ``sqs_backoff["encrypt"]`` is: ``cryptography.fernet.Fernet``, or anything like it."""
-
-    def encrypt(self, data: bytes) -> bytes:
-        """Return the token for ``data``."""
-
-    def decrypt(self, token: bytes) -> bytes:
-        """Return the data of a token."""
+Change = Callable[[dict[str, Any]], Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True)
@@ -40,18 +36,24 @@ class Record:
 class Records:
     """The project's records, by kind and name.
 
+    Arguments:
+        cipher: a ``cryptography.fernet.Fernet``, or anything with its ``encrypt`` and ``decrypt``.
+
     Raises:
         RecordRejected: (its methods) this project did not write the record, or cannot decrypt it.
         StoreUnavailable: (its methods) the store did not answer.
     """
 
-    def __init__(self, vault: Vault, *, cipher: Cipher | None = None) -> None:
+    def __init__(self, vault: Vault, *, cipher: Any = None) -> None:
         self.vault = vault
         self.digest = vault.digest
         self._cipher = cipher
 
     def get(self, kind: str, name: str) -> Record | None:
         return self._read(key_of(kind, name))
+
+    def reread(self, record: Record) -> Record | None:
+        return self._read(record.key)
 
     def add(self, kind: str, name: str, fields: dict[str, Any], ttl: float) -> Record:
         """Create the record, or return the one that is there."""
@@ -74,8 +76,35 @@ class Records:
         )
         return Record(old.key, text, fields) if is_done else None
 
-    def reread(self, record: Record) -> Record | None:
-        return self._read(record.key)
+    def update(
+        self,
+        kind: str,
+        name: str,
+        new: dict[str, Any],
+        ttl: float,
+        change: Change,
+        *,
+        keeps_end: bool = False,
+    ) -> Record:
+        """Create the record, or write the fields that ``change`` returns for those there.
+
+        Arguments:
+            change: may return ``None``, which leaves the record as it is.
+            keeps_end: whether a change leaves the record's end as it is.
+
+        Raises:
+            StoreUnavailable: other runs were faster each time.
+        """
+        for _ in range(_TRIES):
+            there = self.add(kind, name, new, ttl)
+            changed = None if there.is_new else change(there.fields)
+            if changed is None:
+                return there
+            fields = there.fields | dict(changed)
+            written = self.replace(there, fields, None if keeps_end else ttl)
+            if written is not None:
+                return written
+        raise StoreUnavailable("gave up after 10 conflicting writes by other runs")
 
     def delete(self, record: Record) -> bool:
         return self.vault.delete(record.key, record.text)
@@ -88,13 +117,12 @@ class Records:
         text: str = dumps(fields)
         if self._cipher is None:
             return text
-        return _ENCRYPTED + self._cipher.encrypt(text.encode()).decode()
+        token: str = self._cipher.encrypt(text.encode()).decode()
+        return _ENCRYPTED + token
 
     def _open(self, text: str) -> dict[str, Any]:
         try:
-            if text.startswith(_ENCRYPTED):
-                if self._cipher is None:
-                    raise ValueError("no cipher")
+            if text.startswith(_ENCRYPTED):  # without a cipher this fails too
                 token = text.removeprefix(_ENCRYPTED).encode()
                 text = self._cipher.decrypt(token).decode()
             fields = loads(text)
@@ -102,8 +130,7 @@ class Records:
                 raise TypeError("no fields")
         except Exception as exc:  # whatever the cipher or JSON raises
             raise RecordRejected(
-                "A record in the store cannot be read: somebody else has written it, or"
-                " sqs_backoff['encrypt'] was changed without keeping the old key (MultiFernet keeps"
-                " both)"
+                "a record cannot be read: somebody else has written it, or sqs_backoff['encrypt']"
+                " was changed without keeping the old key (MultiFernet keeps both)"
             ) from exc
         return fields

@@ -9,7 +9,6 @@ A replica that takes over may miss the last records too: Redis replicates asynch
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from .errors import RecordRejected, StoreRefused, StoreUnavailable
@@ -20,18 +19,16 @@ _PREFIX = "celery-sqs-backoff:"
 _TIMEOUT_SECONDS = 5.0
 
 _GET = "return redis.call('GET', KEYS[1])"
+# Not SET with NX and GET: a full server refuses that for a record that is there.
 _ADD = """
 local value = redis.call('GET', KEYS[1])
 if value then return value end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+redis.call('SET', KEYS[1], ARGV[1], unpack(ARGV, 2))
 return false
 """
 _REPLACE = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-local ttl = ARGV[3]
-if ttl == '' then ttl = redis.call('PTTL', KEYS[1]) end
-if tonumber(ttl) < 1 then return 0 end
-redis.call('SET', KEYS[1], ARGV[2], 'PX', ttl)
+redis.call('SET', KEYS[1], ARGV[2], unpack(ARGV, 3))
 return 1
 """
 _DELETE = """
@@ -40,22 +37,8 @@ return redis.call('DEL', KEYS[1])
 """
 
 
-def _kind_of(exc: Exception) -> type[StoreUnavailable]:
-    """Tell a server that refuses from one that is away, full or a replica for now."""
-    from redis import exceptions
-
-    if isinstance(exc, exceptions.AuthenticationError | exceptions.AuthorizationError):
-        return StoreRefused
-    passes = (exceptions.ReadOnlyError, exceptions.OutOfMemoryError)
-    if not isinstance(exc, exceptions.ResponseError) or isinstance(exc, passes):
-        return StoreUnavailable
-    # An error inside a script has no class of its own before Redis 7.
-    texts = ("OOM", "LOADING", "READONLY", "BUSY")
-    return StoreUnavailable if any(text in str(exc) for text in texts) else StoreRefused
-
-
 class RedisStore:
-    """Records in one Redis database, each change one script.
+    """Records in one Redis database, each change one script. Redis 7 or later.
 
     Arguments:
         url: as for ``redis.Redis.from_url``: ``redis://``, ``rediss://`` (TLS) or ``unix://``.
@@ -67,19 +50,27 @@ class RedisStore:
     """
 
     def __init__(self, url: str) -> None:
-        from redis import Redis, RedisError
+        from redis import Redis, exceptions
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
 
+        # A new connection helps if the old one was idle for too long. Or if the server has become
+        # a replica: the address may lead to the one that took over. The second call may find that
+        # the first one took effect: see ``Store``.
+        gone = (exceptions.ConnectionError, exceptions.ReadOnlyError)
         self._redis: Any = Redis.from_url(
             url,
             decode_responses=True,
             socket_timeout=_TIMEOUT_SECONDS,
             socket_connect_timeout=_TIMEOUT_SECONDS,
+            retry=Retry(NoBackoff(), 1, supported_errors=gone),
+            retry_on_error=list(gone),
         )
         pool = self._redis.connection_pool
         try:
             pool.connection_class(**pool.connection_kwargs)  # not connected: checks the options
             "text".encode(pool.connection_kwargs.get("encoding", "utf-8"))
-        except RedisError:
+        except exceptions.RedisError:
             raise ValueError("an option of the URL is invalid") from None
 
     def evicts(self) -> str | None:
@@ -100,7 +91,7 @@ class RedisStore:
         return f"Redis has maxmemory {limit} bytes, and maxmemory-policy {policy}"
 
     def add(self, key: str, value: str, ttl: float) -> str | None:
-        there: str | None = self.run_script(_ADD, key, value, _milliseconds(ttl))
+        there: str | None = self.run_script(_ADD, key, value, *_end(ttl))
         return there
 
     def get(self, key: str) -> str | None:
@@ -108,37 +99,29 @@ class RedisStore:
         return value
 
     def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
-        end = "" if ttl is None else _milliseconds(ttl)
-        return bool(self.run_script(_REPLACE, key, old, new, end))
+        end = ("KEEPTTL",) if ttl is None else _end(ttl)
+        return bool(self.run_script(_REPLACE, key, old, new, *end))
 
     def delete(self, key: str, old: str) -> bool:
         return bool(self.run_script(_DELETE, key, old))
 
     def run_script(self, script: str, key: str, *arguments: object) -> Any:
-        """Run a script on one key, and once more if a new connection may help.
-
-        The second run may find that the first one took effect: see ``Store``.
-        """
+        """Run a script on one key."""
         from redis import exceptions
 
-        gone = (exceptions.ConnectionError, exceptions.ReadOnlyError)
-        run = partial(self._redis.register_script(script), keys=[_PREFIX + key], args=arguments)
         try:
-            try:
-                return run()
-            except exceptions.RedisError as exc:
-                # Before Redis 7, only the text of a script's error says so.
-                if not isinstance(exc, gone) and "READONLY" not in str(exc):
-                    raise
-                # The connection was idle for too long. Or the server has become a replica: the
-                # address may lead to the one that took over, which only a new connection finds out.
-                self._redis.connection_pool.disconnect(inuse_connections=False)
-                return run()
+            return self._redis.register_script(script)([_PREFIX + key], arguments)
         except exceptions.RedisError as exc:
-            raise _kind_of(exc)(f"Redis: {type(exc).__name__}") from exc
+            refusals = (exceptions.AuthenticationError, exceptions.AuthorizationError)
+            passes = (exceptions.ReadOnlyError, exceptions.OutOfMemoryError)
+            is_refused = isinstance(exc, exceptions.ResponseError) and not isinstance(exc, passes)
+            if str(exc).startswith("BUSY"):  # somebody's script runs for long
+                is_refused = False
+            kind = StoreRefused if is_refused or isinstance(exc, refusals) else StoreUnavailable
+            raise kind(f"Redis: {type(exc).__name__}") from exc
         except UnicodeDecodeError:
             raise RecordRejected("A record in the store is not text: it is not ours") from None
 
 
-def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
+def _end(seconds: float) -> tuple[str, int]:
+    return "PX", max(1, round(seconds * 1000))

@@ -1,4 +1,4 @@
-"""Read the store, and how its records are signed, from ``app.conf.sqs_backoff``.
+"""Open the store that ``app.conf.sqs_backoff`` names, once per process, and its records.
 
 =============  =================================================================================
 ``store``      a URL or an object; without it there are no guards, steps, locks and workflows
@@ -11,18 +11,110 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from botocore.exceptions import NoRegionError
 from celery.exceptions import ImproperlyConfigured
 
+from .memory import MemoryStore
 from .protocol import Store
 from .records import Records
-from .urls import FORMS, is_shared, open_store
 from .vault import Vault
 
-Secrets = Sequence[str | bytes]
+_lock = threading.Lock()
+#: By process too: clients and their connections do not survive a fork.
+_opened: dict[tuple[int, str], Store] = {}
+
+
+def is_shared(named: object) -> bool:
+    """Return whether other processes may use the store: all but those in memory."""
+    if isinstance(named, str):
+        return named.partition(":")[0] != "memory"
+    return named is not None and not isinstance(named, MemoryStore)
+
+
+def open_store(named: object) -> Store:
+    """Return the store of a URL, or the store that is given. It connects when it is asked.
+
+    Raises:
+        ImproperlyConfigured: the URL is invalid, or its library is not installed. The text has
+            nothing of the URL, which may hold a password.
+    """
+    if isinstance(named, Store):
+        return named
+    if not isinstance(named, str) or (kind := named.partition(":")[0]) not in _KINDS:
+        raise ImproperlyConfigured(f"store: unknown kind of store: expected {FORMS}")
+    with _lock:
+        at = (os.getpid(), named)
+        if at not in _opened:
+            _opened[at] = _open(kind, named)
+        return _opened[at]
+
+
+def _open(kind: str, url: str) -> Store:
+    form, make = _KINDS[kind]
+    try:
+        if url != "django" and not url.startswith(f"{kind}://"):
+            raise ValueError
+        return make(url, urlsplit(url))
+    except (ValueError, TypeError, LookupError):  # A library's error may quote the URL.
+        raise ImproperlyConfigured(f"store: invalid {kind} URL: expected {form}") from None
+    except NoRegionError as exc:
+        raise ImproperlyConfigured(f"store: no AWS Region is set: expected {form}") from exc
+    except ImportError as exc:
+        extra = "redis" if kind in ("rediss", "unix") else kind
+        raise ImproperlyConfigured(
+            f"store: {exc.name} is not installed: pip install 'celery-sqs-backoff[{extra}]'"
+        ) from exc
+
+
+# Each maker raises ValueError or TypeError for a URL that its library would misread.
+
+
+def _redis(url: str, parts: SplitResult) -> Store:
+    from .redis import RedisStore
+
+    database = parts.path.strip("/")
+    if not database if parts.scheme == "unix" else database and not database.isdigit():
+        raise ValueError
+    return RedisStore(url)
+
+
+def _django(url: str, parts: SplitResult) -> Store:
+    import django  # type: ignore[import-untyped]  # noqa: F401
+
+    from .django import DjangoStore
+
+    return DjangoStore(parts.netloc or "default")
+
+
+def _dynamodb(url: str, parts: SplitResult) -> Store:
+    from .dynamodb import DynamoDBStore
+
+    return DynamoDBStore(parts.netloc, **dict(parse_qsl(parts.query)))
+
+
+_REDIS = (
+    "'redis://host:6379/0' (or 'rediss://'), with a number as port and as database, and special"
+    " characters of a password percent-encoded, such as %2F for '/'"
+)
+_KINDS: dict[str, tuple[str, Callable[[str, SplitResult], Store]]] = {
+    "redis": (_REDIS, _redis),
+    "rediss": (_REDIS, _redis),
+    "unix": ("'unix:///path/redis.sock', with the path of a socket", _redis),
+    "django": ("'django' or 'django://alias'", _django),
+    "dynamodb": (
+        "'dynamodb://table?region=eu-central-1' (also '&endpoint_url=', '&clock_skew_seconds=')",
+        _dynamodb,
+    ),
+    "memory": ("'memory://' (this process alone)", lambda url, parts: MemoryStore()),
+}
+FORMS = "; ".join(dict.fromkeys(form for form, _ in _KINDS.values())) + "; or an object like Store"
 
 
 def has_store(app: Any) -> bool:
@@ -38,17 +130,18 @@ def require_store(app: Any) -> None:
     """
     if not has_store(app):
         raise ImproperlyConfigured(
-            "Guards, steps, locks and renewed keys need a store: set"
+            "Guards, steps, locks and workflows need a store: set"
             f" app.conf.sqs_backoff['store'] to {FORMS}"
         )
 
 
 def require_signed(app: Any) -> None:
-    """Refuse an app on whose store others could write which task undoes a step.
+    """Refuse an app without a store for workflows, or with one that others could write to.
 
     Raises:
-        ImproperlyConfigured: the store is shared, and its records are not signed.
+        ImproperlyConfigured: there is no store, or it is shared and its records are not signed.
     """
+    require_store(app)
     if is_store_shared(app) and not is_signed(app):
         raise ImproperlyConfigured(
             "A workflow on a shared store needs signed records, because they say which task takes a"
@@ -72,11 +165,7 @@ def is_store_shared(app: Any) -> bool:
 
 
 def vault_of(app: Any) -> Vault:
-    """Return the app's signed store.
-
-    Raises:
-        ImproperlyConfigured: a setting is missing or invalid.
-    """
+    """Return the app's signed store, see :func:`records_of`."""
     return records_of(app).vault
 
 
@@ -84,7 +173,7 @@ def records_of(app: Any) -> Records:
     """Return the app's records.
 
     Raises:
-        ImproperlyConfigured: a setting is missing or invalid.
+        ImproperlyConfigured: a setting is missing or invalid. It names the setting, and what to do.
     """
     store, settings = store_of(app), app.conf.get("sqs_backoff")
     cached: tuple[object, object, Records] | None = vars(app).get("_sqs_backoff_records")
@@ -96,18 +185,6 @@ def records_of(app: Any) -> Records:
     return records
 
 
-def check_settings(app: Any) -> None:
-    """Refuse settings that could not work, as far as can be told without opening the store.
-
-    Raises:
-        ImproperlyConfigured: names the setting and what to do.
-    """
-    _secrets(app)
-    _cipher(app)
-    if is_store_shared(app):
-        namespace_of(app)
-
-
 def namespace_of(app: Any) -> str:
     """Return what keeps this project's records apart from others on the same store.
 
@@ -115,17 +192,12 @@ def namespace_of(app: Any) -> str:
         ImproperlyConfigured: the store is shared and neither the setting nor the app has a name.
     """
     namespace = _setting(app, "namespace")
-    if namespace is not None and (not isinstance(namespace, str) or not namespace):
+    name = app.main if namespace is None else namespace
+    has_name = isinstance(name, str) and name not in ("", "__main__", "default")
+    if is_store_shared(app) and not has_name:
         raise ImproperlyConfigured(
-            f"sqs_backoff['namespace']: invalid {namespace!r}: expected text, such as"
-            " 'shop-staging'"
-        )
-    name = namespace or app.main
-    if name in (None, "__main__", "default") and is_store_shared(app):
-        raise ImproperlyConfigured(
-            "sqs_backoff['namespace'] is missing, and the Celery app has no name of its own: two"
-            " environments on one store would share guards, steps and locks. Set it, for example"
-            " to 'shop-staging'"
+            "sqs_backoff['namespace']: expected text, such as 'shop-staging': the Celery app has no"
+            " name of its own, and two environments on one store would share guards and locks"
         )
     return str(name or "")
 
@@ -135,42 +207,35 @@ def is_signed(app: Any) -> bool:
     return bool(_secrets(app))
 
 
-def _secrets(app: Any) -> Secrets:
+def _secrets(app: Any) -> Sequence[str | bytes]:
     secret = _setting(app, "secret")
     if secret is None:
         return _django_secrets()
     secrets = [secret] if isinstance(secret, str) else secret
-    if (
-        not isinstance(secrets, Sequence)
-        or not secrets
-        or not all(isinstance(s, str) and s for s in secrets)
-    ):
+    if not isinstance(secrets, list | tuple) or not secrets:
+        secrets = [None]
+    if not all(isinstance(each, str) and each for each in secrets):
         raise ImproperlyConfigured("sqs_backoff['secret']: expected text, or a list of texts")
-    return list(secrets)
+    return secrets
 
 
-def _django_secrets() -> Secrets:
+def _django_secrets() -> Sequence[str | bytes]:
     if "django.conf" not in sys.modules:
         return ()
     from django.conf import settings  # type: ignore[import-untyped]
-    from django.core.exceptions import (  # type: ignore[import-untyped]
-        ImproperlyConfigured as InvalidSettings,
-    )
+    from django.core import exceptions  # type: ignore[import-untyped]
 
-    if not settings.configured:
-        return ()
     try:
-        keys = [settings.SECRET_KEY, *getattr(settings, "SECRET_KEY_FALLBACKS", ())]
-    except InvalidSettings:  # it is lazy, and raises when it is empty
+        keys = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS] if settings.configured else []
+    except exceptions.ImproperlyConfigured:  # SECRET_KEY is lazy, and raises when it is empty
         return ()
     return [key for key in keys if key]  # anybody can sign with an empty one
 
 
 def _cipher(app: Any) -> Any:
     cipher = _setting(app, "encrypt")
-    if cipher is not None and not (
-        callable(getattr(cipher, "encrypt", None)) and callable(getattr(cipher, "decrypt", None))
-    ):
+    methods = [getattr(cipher, name, None) for name in ("encrypt", "decrypt")]
+    if cipher is not None and not all(map(callable, methods)):
         raise ImproperlyConfigured(
             "sqs_backoff['encrypt']: expected an object with encrypt(bytes) and decrypt(bytes),"
             " such as cryptography.fernet.Fernet(key)"

@@ -15,7 +15,7 @@ from ..observe.health import Heartbeat, Pulse
 from ..observe.metrics import Metrics
 from ..observe.stream import Events
 from ..observe.waiting import Waiting
-from ..store.urls import is_shared
+from ..store.settings import is_shared
 from ..text import type_name
 from .bulletin import Bulletin, know_of
 from .lease import Lease

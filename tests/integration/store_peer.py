@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,18 +16,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
-from celery_sqs_backoff.safe import Busy, LockLost, Refused
 from celery_sqs_backoff.safe.document import Document
-from celery_sqs_backoff.safe.guard import Passage, enter, release
-from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.store.records import Records
-from celery_sqs_backoff.store.urls import open_store
+from celery_sqs_backoff.store.settings import open_store
 from celery_sqs_backoff.store.vault import Vault
 
 from .django_app import project
-
-_held: dict[str, Lock] = {}
-_passed: dict[str, Passage] = {}
 
 
 class Peer:
@@ -70,13 +63,6 @@ class LonePeer(Peer):
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         super().__init__(self._process.stdin, self._process.stdout)
-
-    def pause(self) -> None:
-        """As a machine that is suspended: it notices nothing."""
-        self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         self._process.kill()
@@ -146,14 +132,6 @@ def _serve(url: str, asked: IO[str], answers: IO[str]) -> None:
         function, *arguments = json.loads(line)
         if function == "ready":
             answer: Any = True
-        elif function == "exclusive":
-            answer = _exclusive(_records(store), *arguments)
-        elif function == "renew_then_release":
-            answer = _renew_then_release(*arguments)
-        elif function == "enter":
-            answer = _enter(_records(store), *arguments)
-        elif function == "unset":
-            answer = release(_records(store), _passed[arguments[0]])
         elif function == "step":
             answer = _step(_records(store), *arguments)
         else:
@@ -166,40 +144,10 @@ def _records(store: Any) -> Records:
     return Records(Vault(store, namespace="race", secrets=["secret"]))
 
 
-def _enter(records: Records, key: str, message: str, run: str) -> str:
-    """Pass a guard; say how."""
-    try:
-        passage = _passed[key] = enter(records, key, message, run, 60)
-    except Refused:
-        return "refused"
-    return "ours" if passage.is_first else "joined"
-
-
 def _step(records: Records, scope: str, name: str) -> Any:
     """Do a step of a scope that others are in too."""
     document = Document(records, "steps", scope)
     return document.step(name, lambda: name, (), {}, message=None, is_certain=lambda _: False)
-
-
-def _exclusive(records: Records, key: str, lease: float) -> bool:
-    """Take a lock for good; return whether it was free."""
-    lock = _held[key] = Lock(records, key, lease=lease)
-    try:
-        lock.acquire()
-    except Busy:
-        return False
-    return True
-
-
-def _renew_then_release(key: str) -> bool:
-    """Go on with a lock that this process has taken; whether it still holds it."""
-    try:
-        _held[key].renew()
-    except LockLost:
-        return False
-    finally:
-        _held[key].release()
-    return True
 
 
 def _shift_clocks(seconds: float) -> None:

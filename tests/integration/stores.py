@@ -19,7 +19,7 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 from celery_sqs_backoff.store.protocol import Store
-from celery_sqs_backoff.store.urls import open_store
+from celery_sqs_backoff.store.settings import open_store
 from tests.support.redis_database import redis_url
 
 from .django_app import project

@@ -327,23 +327,6 @@ def test_next_run_in_workflow(rig, store):
     assert "refund" not in rig.published
 
 
-def test_workflow_entered_twice(rig, store):
-    """A run that enters its workflow again is not taken for the next run of its message."""
-
-    def body(self):
-        order = self.workflow("order:7")
-        with self.workflow("order:7") as prepared:
-            prepared.step("pay", str, 7)
-        with order:
-            order.step("release", str, 7)
-            raise NonRetryable("no such account")
-
-    rig.task(body, base=WorkflowTask)
-    message = rig.send()
-    rig.run()
-    assert message.fate == "dead letter"
-
-
 @pytest.mark.parametrize("kind", ["chord", "chain into a chord", "alone"])
 def test_refused_and_not_counted(rig, store, kind):
     """A message that its guard refuses, and whose chord was not told, is a dead letter."""

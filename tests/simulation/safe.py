@@ -15,6 +15,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from types import CodeType
 from typing import Any
@@ -41,6 +42,7 @@ class World:
         self.store_fails = 0.0
         self.app = Celery("simulation", broker="memory://", set_as_current=False)
         self.app.finalize()
+        self.app.task = partial(self.app.task, shared=False, base=SQSBackoffTask)
         self.app.conf.task_always_eager = True
         self.begin(0)
 
@@ -80,9 +82,7 @@ History = Callable[[int], None]
 def guarded(world: World) -> History:
     """One mail per customer and window, unless the message that sent it is run again in doubt."""
 
-    @world.app.task(
-        shared=False, base=SQSBackoffTask, bind=True, name="mail", guard=Guard(key="7", window=3e9)
-    )
+    @world.app.task(bind=True, name="mail", guard=Guard(key="7", window=3e9))
     def mail(self: Any) -> str:
         how = world.rng.random() if world.effects["troubles"] else 1.0
         if how < 0.2:
@@ -118,11 +118,11 @@ def guarded(world: World) -> History:
 def stepped(world: World) -> History:
     """A step whose provider knows the key is done once, and its confirmation is not forgotten."""
 
-    @world.app.task(shared=False, base=SQSBackoffTask, name="confirm")
+    @world.app.task(name="confirm")
     def confirm(done: object) -> None:
         world.effects["confirmed"] += 1
 
-    @world.app.task(shared=False, base=SQSBackoffTask, bind=True, name="pay")
+    @world.app.task(bind=True, name="pay")
     def pay(self: Any) -> str:
         key = self.idempotency_key("charge")
         return str(self.step("charge", charge, key, confirm=confirm.s()))

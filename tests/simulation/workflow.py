@@ -122,7 +122,7 @@ class World:
     def records(self) -> Records:
         return records_of(self.app)
 
-    def clock(self) -> float:
+    def time(self) -> float:
         """Return the time. It passes, so a run enters later than it begins."""
         self.now += 0.001
         return self.now
@@ -184,7 +184,6 @@ class World:
             message=run.message,
             lease=LEASE,
             is_certain=lambda exc: isinstance(exc, Refused),
-            clock=self.clock,
         )
         with workflow as order:
             self.entered[run.message] = run.number
@@ -355,7 +354,8 @@ def play(seed: int) -> Counter[str]:
 
     with (
         patch.object(Signature, "apply_async", apply_async),
-        patch.object(take_back.Lock.__init__, "__kwdefaults__", _clocked(take_back.Lock, world)),
+        patch("celery_sqs_backoff.safe.lock.time", world),
+        patch("celery_sqs_backoff.safe.document.time", world),
     ):
         for _ in range(world.rng.randint(1, 8)):
             in_a_process(lambda: world.deliver(world.draw()))
@@ -373,10 +373,6 @@ def play(seed: int) -> Counter[str]:
         in_a_process(world.work)
         judge(world)
     return world.happened
-
-
-def _clocked(cls: Any, world: World) -> dict[str, Any]:
-    return {**cls.__init__.__kwdefaults__, "clock": world.clock}
 
 
 def judge(world: World) -> None:

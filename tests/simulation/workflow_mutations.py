@@ -28,7 +28,7 @@ def _edited(owner: Any, name: str, *edits: tuple[str, str]) -> Any:
     return patch.object(owner, name, scope[name])
 
 
-_LOCKED = "with Lock(records, scope, lease=_LEASE_SECONDS, **options):"
+_LOCKED = "with Lock(records, scope, lease=_LEASE_SECONDS):"
 
 MUTATIONS: dict[str, Callable[[], Any]] = {
     "rule 1: a write does not compare what was read": lambda: _edited(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from celery import Celery
 
+from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.safe import StoreUnavailable
 from celery_sqs_backoff.store.memory import MemoryStore
 
@@ -33,13 +35,20 @@ class Clock:
     def __init__(self) -> None:
         self.now = 1_000_000.0
 
-    def __call__(self) -> float:
+    def time(self) -> float:
         return self.now
 
 
-def make_app(**settings: Any) -> Celery:
-    app = Celery("safe", broker="memory://", set_as_current=False)
+def bare_app(name: str) -> Celery:
+    """Return an app whose tasks are of our class, and of no other app."""
+    app = Celery(name, broker="memory://", set_as_current=False)
     app.finalize()
+    app.task = partial(app.task, shared=False, base=SQSBackoffTask)
+    return app
+
+
+def make_app(**settings: Any) -> Celery:
+    app = bare_app("safe")
     app.conf.update(
         task_always_eager=True,
         sqs_backoff={"store": CountedStore(), "secret": "test", **settings},

@@ -10,7 +10,7 @@ from celery.exceptions import ImproperlyConfigured
 
 import celery_sqs_backoff
 from celery_sqs_backoff.simulate.results import plot
-from celery_sqs_backoff.store.urls import open_store
+from celery_sqs_backoff.store.settings import open_store
 
 ROOT = Path(celery_sqs_backoff.__file__).parent
 

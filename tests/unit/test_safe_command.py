@@ -11,7 +11,7 @@ from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
-from celery_sqs_backoff import Guard, NonRetryable, SQSBackoffTask, WorkflowTask
+from celery_sqs_backoff import Guard, NonRetryable, WorkflowTask
 from celery_sqs_backoff.commands import safe
 from celery_sqs_backoff.safe import Compensated, StoreUnavailable
 from celery_sqs_backoff.safe.document import CLOSING, Document
@@ -21,20 +21,15 @@ from celery_sqs_backoff.store.memory import MemoryStore
 from celery_sqs_backoff.store.protocol import key_of
 from celery_sqs_backoff.store.settings import records_of
 
+from .safe_app import bare_app
+
 
 @pytest.fixture
 def app() -> Iterator[Celery]:
-    app = Celery("shown", broker="memory://", set_as_current=False)
-    app.finalize()
+    app = bare_app("shown")
     app.conf.sqs_backoff = {"store": MemoryStore()}
 
-    @app.task(
-        shared=False,
-        base=WorkflowTask,
-        bind=True,
-        name="fund",
-        guard=Guard(key="order:{n}", window=3600),
-    )
+    @app.task(base=WorkflowTask, bind=True, name="fund", guard=Guard(key="order:{n}", window=3600))
     def fund(self: Any, n: int) -> None:
         with self.workflow(f"order:{n}") as order:
             order.step("account", lambda: "DE89 3704")
@@ -78,7 +73,7 @@ def test_the_records_of_one_message_are_listed(app: Celery) -> None:
 def test_a_workflow_whose_scope_looks_like_a_messages_is_listed(app: Celery) -> None:
     """As of an application that keeps tasks of its own: ``workflow(f"task:{task.pk}")``."""
 
-    @app.task(shared=False, base=WorkflowTask, bind=True, name="close")
+    @app.task(base=WorkflowTask, bind=True, name="close")
     def close(self: Any) -> None:
         with self.workflow("task:7") as work:
             work.step("account", lambda: "closed")
@@ -172,15 +167,15 @@ def test_a_freed_workflow_that_was_taken_back_begins_anew(app: Celery) -> None:
     app.conf.task_always_eager = True
     done: list[Any] = []
 
-    @app.task(shared=False, base=SQSBackoffTask, name="take_back")
+    @app.task(name="take_back")
     def take_back(result: object, key: str) -> None:
         done.append(("taken back", key))
 
-    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="post_entry")
+    @app.task(bind=True, name="post_entry")
     def post_entry(self: Any, result: object) -> None:
         self.step("entry", lambda: done.append("entry"))
 
-    @app.task(shared=False, base=WorkflowTask, bind=True, name="release")
+    @app.task(base=WorkflowTask, bind=True, name="release")
     def release(self: Any, address: str) -> str:
         with self.workflow("order:8") as order:
             key = order.key("release")
@@ -209,10 +204,10 @@ def test_what_was_not_taken_back_is_not_done_again_in_a_freed_workflow(app: Cele
     app.conf.task_always_eager = True
     done: list[Any] = []
 
-    @app.task(shared=False, base=SQSBackoffTask, name="take_back")
+    @app.task(name="take_back")
     def take_back(result: object) -> None: ...
 
-    @app.task(shared=False, base=WorkflowTask, bind=True, name="open_account")
+    @app.task(base=WorkflowTask, bind=True, name="open_account")
     def open_account(self: Any, *, is_closed: bool) -> object:
         with self.workflow("order:8") as order:
             for name, undo in (("account", None), ("release", take_back.s())):
@@ -245,10 +240,10 @@ def test_a_workflow_that_was_freed_meanwhile_keeps_its_steps(app: Celery) -> Non
     app.conf.task_always_eager = True
     done: list[Any] = []
 
-    @app.task(shared=False, base=SQSBackoffTask, name="take_back")
+    @app.task(name="take_back")
     def take_back(result: object) -> None: ...
 
-    @app.task(shared=False, base=WorkflowTask, bind=True, name="release")
+    @app.task(base=WorkflowTask, bind=True, name="release")
     def release(self: Any, *, is_refused: bool) -> None:
         with self.workflow("order:8") as order:
             order.step("release", lambda key: done.append(key), order.key("x"), undo=take_back.s())
@@ -270,11 +265,11 @@ def test_a_freed_step_that_is_done_again_is_confirmed_again(app: Celery) -> None
     app.conf.task_always_eager = True
     confirmed: list[str] = []
 
-    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="post_entry")
+    @app.task(bind=True, name="post_entry")
     def post_entry(self: Any, result: object) -> None:
         confirmed.append(self.request.id)
 
-    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="charge")
+    @app.task(bind=True, name="charge")
     def charge(self: Any) -> None:
         self.step("charge", lambda: "charged", confirm=post_entry.s(), scope="order:8")
 

@@ -28,7 +28,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def records(clock: Clock) -> Records:
-    return Records(Vault(MemoryStore(clock=clock), secrets=["secret"]))
+    return Records(Vault(MemoryStore(clock=clock.time), secrets=["secret"]))
 
 
 def passes(records: Records, message: str, run: str) -> Any:
@@ -137,9 +137,7 @@ def guarded(app: Celery, *ends: Any, **options: Any) -> tuple[Any, list[str]]:
     """A guarded task whose runs end so, in turn, and the IDs of the messages that have run."""
     ran, left = list[str](), list(ends)
 
-    @app.task(
-        base=SQSBackoffTask, bind=True, shared=False, guard=Guard(key="k", window=60), **options
-    )
+    @app.task(bind=True, guard=Guard(key="k", window=60), **options)
     def work(self: Any) -> Any:
         ran.append(self.request.id)
         end = left.pop(0) if left else "done"
@@ -181,15 +179,7 @@ def test_b5_one_mapping_says_what_the_errors_of_a_provider_mean(app: Celery) -> 
     for name in ("mail", "sms"):
         guard = Guard(key=f"{name}:{{code}}", window=60)
 
-        @app.task(
-            base=SQSBackoffTask,
-            bind=True,
-            shared=False,
-            name=name,
-            guard=guard,
-            classify=classify,
-            max_retries=0,
-        )
+        @app.task(bind=True, name=name, guard=guard, classify=classify, max_retries=0)
         def send(self: Any, code: str) -> None:
             passed[f"{self.name} {code}"] = self.request.id == "B"
             raise OSError(code)
@@ -206,12 +196,7 @@ def test_a_run_after_one_in_doubt_undoes_nothing(app: Celery) -> None:
     undone: list[int] = []
     ends = [KeyboardInterrupt(), Retryable("down"), NonRetryable("no", safe_to_undo=True)]
 
-    @app.task(
-        base=SQSBackoffTask,
-        shared=False,
-        max_retries=0,
-        on_not_processed=lambda *_: undone.append(1),
-    )
+    @app.task(max_retries=0, on_not_processed=lambda *_: undone.append(1))
     def work() -> None:
         raise ends.pop(0)
 
@@ -243,7 +228,7 @@ def test_a_task_may_replace_itself_with_other_arguments(app: Celery) -> None:
     """The replaced message has the same ID: it passes its own guard."""
     pages: list[int] = []
 
-    @app.task(base=SQSBackoffTask, bind=True, shared=False, guard=Guard(key="{day}", window=60))
+    @app.task(bind=True, guard=Guard(key="{day}", window=60))
     def report(self: Any, day: str, page: int = 1) -> str:
         pages.append(page)
         if page < 3:
@@ -289,7 +274,7 @@ def test_a_store_that_is_away_before_the_run_runs_nothing(app: Celery) -> None:
 def test_a_guarded_block_passes_its_own_message_only(app: Celery) -> None:
     ran: list[str] = []
 
-    @app.task(base=SQSBackoffTask, bind=True, shared=False)
+    @app.task(bind=True)
     def remind(self: Any, end: Any = None) -> None:
         with self.guarded("reminder:7", window=60):
             ran.append(self.request.id)

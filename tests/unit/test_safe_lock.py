@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_sqs_backoff import SQSBackoffTask, WorkflowTask
+from celery_sqs_backoff import WorkflowTask
 from celery_sqs_backoff.safe import Busy, HeldByItself, LockLost
 from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.store.records import Records
@@ -18,13 +18,15 @@ from .safe_app import Clock, CountedStore, make_app
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("celery_sqs_backoff.safe.lock.time", clock)
+    return clock
 
 
 @pytest.fixture
 def store(clock: Clock) -> CountedStore:
-    return CountedStore(clock=clock)
+    return CountedStore(clock=clock.time)
 
 
 @pytest.fixture
@@ -32,37 +34,37 @@ def records(store: CountedStore) -> Records:
     return Records(Vault(store, secrets=["secret"]))
 
 
-def lock(records: Records, clock: Clock, **options: Any) -> Lock:
-    return Lock(records, "account:7", clock=clock, **options)
+def lock(records: Records, **options: Any) -> Lock:
+    return Lock(records, "account:7", **options)
 
 
 def test_there_is_one_holder_at_a_time(records: Records, clock: Clock) -> None:
-    with lock(records, clock, lease=60):
+    with lock(records, lease=60):
         clock.now += 20
         with pytest.raises(Busy) as busy:
-            lock(records, clock).acquire()
+            lock(records).acquire()
         assert busy.value.retry_before == 40
-    with pytest.raises(KeyError), lock(records, clock):
+    with pytest.raises(KeyError), lock(records):
         raise KeyError
-    lock(records, clock).acquire()
+    lock(records).acquire()
 
 
 def test_a_killed_holder_holds_it_for_its_lease(records: Records, clock: Clock) -> None:
-    lock(records, clock, lease=timedelta(minutes=1)).acquire()
+    lock(records, lease=timedelta(minutes=1)).acquire()
     clock.now += 59
     with pytest.raises(Busy):
-        lock(records, clock).acquire()
+        lock(records).acquire()
     clock.now += 2
-    lock(records, clock).acquire()
+    lock(records).acquire()
 
 
 def test_renewing_starts_the_lease_again(records: Records, clock: Clock) -> None:
-    held = lock(records, clock, lease=60).acquire()
+    held = lock(records, lease=60).acquire()
     clock.now += 50
     held.renew()
     clock.now += 50
     with pytest.raises(Busy):
-        lock(records, clock).acquire()
+        lock(records).acquire()
     clock.now += 11
     with pytest.raises(LockLost):
         held.renew()
@@ -71,37 +73,35 @@ def test_renewing_starts_the_lease_again(records: Records, clock: Clock) -> None
 def test_a_late_holder_does_not_free_the_next_ones_lock(
     records: Records, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    late = lock(records, clock, lease=60).acquire()
+    late = lock(records, lease=60).acquire()
     clock.now += 61
-    lock(records, clock, lease=60).acquire()
+    lock(records, lease=60).acquire()
     late.release()
     assert "sqs_backoff.lock_outlived" in caplog.text
     with pytest.raises(Busy):
-        lock(records, clock).acquire()
+        lock(records).acquire()
 
 
 def test_a_body_that_is_done_does_not_fail_by_its_release(
-    records: Records, clock: Clock, store: CountedStore, caplog: pytest.LogCaptureFixture
+    records: Records, store: CountedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with lock(records, clock):
+    with lock(records):
         store.is_away = True
     assert "sqs_backoff.lock_not_released" in caplog.text
 
 
-def test_a_renewal_whose_answer_was_lost_does_not_keep_the_lock(
-    records: Records, clock: Clock, store: CountedStore
-) -> None:
-    with lock(records, clock) as held:
+def test_a_renewal_whose_answer_was_lost_does_not_keep_the_lock(records: Records) -> None:
+    with lock(records) as held:
         record = held._record
         held.renew()
         held._record = record
-    lock(records, clock).acquire()
+    lock(records).acquire()
 
 
 @pytest.mark.parametrize("lease", [0, -1, float("inf"), timedelta(0)])
-def test_a_lease_is_above_0_and_ends(records: Records, clock: Clock, lease: Any) -> None:
+def test_a_lease_is_above_0_and_ends(records: Records, lease: Any) -> None:
     with pytest.raises(ValueError, match="lease"):
-        lock(records, clock, lease=lease)
+        lock(records, lease=lease)
 
 
 @pytest.mark.parametrize("key", [None, "", True, 1.5])
@@ -120,7 +120,7 @@ def app() -> Celery:
 def test_entering_twice_in_a_run_is_an_error(app: Celery, outer: str, inner: str) -> None:
     """It would wait for itself. ``exclusive`` and ``workflow`` of a name are one lock."""
 
-    @app.task(base=WorkflowTask, bind=True, shared=False)
+    @app.task(base=WorkflowTask, bind=True)
     def work(self: Any) -> None:
         with getattr(self, outer)("order:7"), getattr(self, inner)("order:7"):
             pytest.fail("it has entered twice")
@@ -133,12 +133,12 @@ def test_entering_twice_in_a_run_is_an_error(app: Celery, outer: str, inner: str
 @pytest.mark.parametrize("held", ["exclusive", "workflow"])
 @pytest.mark.parametrize("asked", ["exclusive", "workflow"])
 def test_w3_two_runs_are_not_in_one_object(app: Celery, held: str, asked: str) -> None:
-    @app.task(base=WorkflowTask, bind=True, shared=False, name="other", max_retries=0)
+    @app.task(base=WorkflowTask, bind=True, name="other", max_retries=0)
     def other(self: Any) -> None:
         with getattr(self, asked)("order:7"):
             pytest.fail("two runs at once")
 
-    @app.task(base=WorkflowTask, bind=True, shared=False)
+    @app.task(base=WorkflowTask, bind=True)
     def holder(self: Any) -> Any:
         with getattr(self, held)("order:7"):
             return repr(other.apply(task_id="B").result)
@@ -147,7 +147,7 @@ def test_w3_two_runs_are_not_in_one_object(app: Celery, held: str, asked: str) -
 
 
 def test_a_lock_is_entered_again_after_its_block(app: Celery) -> None:
-    @app.task(base=SQSBackoffTask, bind=True, shared=False)
+    @app.task(bind=True)
     def work(self: Any) -> str:
         for _ in range(2):
             with self.exclusive("order:7") as held:

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 from celery import Celery, chain, group
 
-from celery_sqs_backoff import Guard, NonRetryable, SQSBackoffTask
+from celery_sqs_backoff import Guard, NonRetryable
 from celery_sqs_backoff.safe import NotDispatched, OtherInput, OutsideRun, StepNotRecorded
 from celery_sqs_backoff.safe.names import NAMESPACE, input_of
 
@@ -33,7 +33,7 @@ def confirmed(app: Celery) -> list[Any]:
     """The calls of the task ``confirm``: what it got, and its ID."""
     calls: list[Any] = []
 
-    @app.task(base=SQSBackoffTask, bind=True, shared=False, name="confirm")
+    @app.task(bind=True, name="confirm")
     def confirm(self: Any, *args: Any) -> None:
         calls.append((args, self.request.id))
 
@@ -44,7 +44,7 @@ def run(app: Celery, body: Any, *, message: str = "A", throw: bool = True) -> An
     """Run a message of a task with this body, of the same name each time."""
     app.tasks.pop("work", None)
 
-    @app.task(base=SQSBackoffTask, bind=True, shared=False, name="work", max_retries=0)
+    @app.task(bind=True, name="work", max_retries=0)
     def work(self: Any) -> Any:
         return body(self)
 
@@ -259,10 +259,10 @@ def test_w5_r2_a_key_is_the_same_on_every_attempt(app: Celery) -> None:
 def test_w7_a_step_and_a_guard_outlive_the_providers_key() -> None:
     """The provider forgets a key after a day. The step stays done, and another message out."""
     clock, provider = Clock(), list[str]()
-    app = make_app(store=CountedStore(clock=clock))
+    app = make_app(store=CountedStore(clock=clock.time))
     ends: list[Any] = [KeyboardInterrupt(), "done"]
 
-    @app.task(base=SQSBackoffTask, bind=True, shared=False, guard=Guard(key="7", window=3 * DAY))
+    @app.task(bind=True, guard=Guard(key="7", window=3 * DAY))
     def charge(self: Any) -> Any:
         self.step("charge", provider.append, self.idempotency_key("charge"))
         end = ends.pop(0)
@@ -300,7 +300,7 @@ def test_a_scope_shares_keys(app: Celery) -> None:
 def test_outside_a_run_a_record_needs_a_scope(app: Celery) -> None:
     """Also where the task is called as a function inside another one's run."""
 
-    @app.task(base=SQSBackoffTask, bind=True, shared=False)
+    @app.task(bind=True)
     def inner(self: Any, **options: Any) -> str:
         return str(self.idempotency_key("a", **options))
 

@@ -20,7 +20,6 @@ from celery_sqs_backoff import (
     NonRetryable,
     Outcome,
     Retryable,
-    SQSBackoffTask,
 )
 from celery_sqs_backoff.safe import (
     AlreadyDone,
@@ -34,6 +33,8 @@ from celery_sqs_backoff.safe import (
 from celery_sqs_backoff.store.memory import MemoryStore
 from celery_sqs_backoff.task.upstream import store_refusal
 
+from .safe_app import bare_app
+
 GUARD = Guard(key="mail:{customer}", window=3600)
 
 
@@ -43,8 +44,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     monkeypatch.setattr(
         Transport, "drain_events", lambda self, connection, timeout: drain(self, connection, 0.05)
     )
-    app = Celery("wiring", broker="memory://", set_as_current=False)
-    app.finalize()
+    app = bare_app("wiring")
     app.conf.sqs_backoff = {"store": MemoryStore()}
     app.conf.broker_transport_options = {"polling_interval": 0.01}
     yield app
@@ -56,7 +56,7 @@ def test_a_refused_message_is_ignored_and_its_result_says_why(
 ) -> None:
     runs: list[int] = []
 
-    @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=GUARD)
+    @app.task(name="mail", guard=GUARD)
     def mail(customer: int) -> str:
         runs.append(customer)
         return "sent"
@@ -76,11 +76,11 @@ def test_a_refused_message_ends_its_chain_and_stores_why(app: Celery) -> None:
     app.conf.result_backend = "cache+memory://"
     marked: list[object] = []
 
-    @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=GUARD)
+    @app.task(name="mail", guard=GUARD)
     def mail(customer: int) -> str:
         return "sent"
 
-    @app.task(shared=False, base=SQSBackoffTask, name="mark")
+    @app.task(name="mark")
     def mark(result: object) -> None:
         marked.append(result)
 
@@ -96,21 +96,15 @@ def test_a_chord_counts_a_refused_member_as_ended(app: Celery, how: str) -> None
     app.conf.result_backend = "cache+memory://"
     counted: list[int] = []
 
-    @app.task(
-        shared=False,
-        base=SQSBackoffTask,
-        name="mail",
-        guard=GUARD,
-        ignore_result=how == "one without result",
-    )
+    @app.task(name="mail", guard=GUARD, ignore_result=how == "one without result")
     def mail(customer: int) -> str:
         return "sent"
 
-    @app.task(shared=False, base=SQSBackoffTask, name="mark")
+    @app.task(name="mark")
     def mark(*results: object) -> int:
         return 1
 
-    @app.task(shared=False, base=SQSBackoffTask, name="count")
+    @app.task(name="count")
     def count(results: list[object]) -> None:
         counted.append(len(results))
 
@@ -140,7 +134,7 @@ def test_the_result_of_a_refused_message_is_stored_where_the_call_wants_it(
 ) -> None:
     app.conf.result_backend = "cache+memory://"
 
-    @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=GUARD, ignore_result=asked_for)
+    @app.task(name="mail", guard=GUARD, ignore_result=asked_for)
     def mail(customer: int) -> str:
         return "sent"
 
@@ -159,7 +153,7 @@ def test_a_done_message_without_its_result_does_not_end_in_silence_what_waits_fo
 ) -> None:
     """Its worker may have been lost between the run's end and the sending of the next task."""
 
-    @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=GUARD, retry_on=(Exception,))
+    @app.task(name="mail", guard=GUARD, retry_on=(Exception,))
     def mail(customer: int) -> str:
         return "x" * 100_000
 
@@ -177,32 +171,10 @@ def test_a_done_message_without_its_result_does_not_end_in_silence_what_waits_fo
         mail.run(7)
 
 
-def test_a_call_of_the_task_by_itself_does_not_end_the_message(app: Celery) -> None:
-    """A loop over an account's parts, say, whose process is lost, or whose provider is down."""
-    sent: list[int] = []
-    failures: list[BaseException] = [Retryable("down"), KeyboardInterrupt()]
-
-    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="mail", guard=GUARD)
-    def mail(self: Any, customer: int, is_part: bool = False) -> str:
-        sent.append(customer)
-        if is_part:
-            return "a part"
-        self(8, is_part=True)
-        if failures:
-            raise failures.pop()
-        return "all"
-
-    with pytest.raises(KeyboardInterrupt):
-        mail.apply((7,), task_id="a")
-    assert mail.apply((7,), task_id="a").state == "FAILURE"
-    assert mail.apply((7,), task_id="a").get() == "all"
-    assert sent == [7, 8] * 3
-
-
 def test_arguments_that_the_run_changes_do_not_change_its_guard(app: Celery) -> None:
     guard = Guard(key="mail:{payload[customer]}", window=3600)
 
-    @app.task(shared=False, base=SQSBackoffTask, name="mail", guard=guard)
+    @app.task(name="mail", guard=guard)
     def mail(payload: dict[str, Any]) -> str:
         customer = payload.pop("customer")
         if failures:
@@ -230,8 +202,6 @@ def test_errors_of_ours_have_a_fixed_verdict(app: Celery, error: Exception) -> N
     runs: list[int] = []
 
     @app.task(
-        shared=False,
-        base=SQSBackoffTask,
         name="mail",
         max_retries=3,
         autoretry_for=(Exception,),
@@ -250,9 +220,7 @@ def test_errors_of_ours_have_a_fixed_verdict(app: Celery, error: Exception) -> N
 def test_a_nested_refusal_does_not_take_the_outer_guard_back(app: Celery) -> None:
     sent: list[str] = []
 
-    @app.task(
-        shared=False, base=SQSBackoffTask, bind=True, name="remind", autoretry_for=(Exception,)
-    )
+    @app.task(bind=True, name="remind", autoretry_for=(Exception,))
     def remind(self: Any, customer: int, mails: int = 1) -> None:
         with self.guarded(f"sms:{customer}", window=3600):
             sent.append(f"sms {customer}")
@@ -271,7 +239,7 @@ def test_a_copy_with_other_arguments_passes_the_guard_of_its_message(
     published: list[Any] = []
     guard = Guard(key="{customer}", window=60)
 
-    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="pages", guard=guard)
+    @app.task(bind=True, name="pages", guard=guard)
     def pages(self: Any, customer: int, page: int) -> str:
         if page < 3:
             self.retry(args=(customer, page + 1), countdown=0, headers={"mine": page})
@@ -302,14 +270,7 @@ def _publishing(
     def undo(_: Any, exc: Exception, args: Any, kwargs: Any) -> None:
         happened.append(("undo", Retry if isinstance(exc, Retry) else type(exc), args, kwargs))
 
-    @app.task(
-        shared=False,
-        base=SQSBackoffTask,
-        bind=True,
-        name="mail",
-        guard=GUARD,
-        on_not_processed=undo,
-    )
+    @app.task(bind=True, name="mail", guard=GUARD, on_not_processed=undo)
     def mail(self: Any, customer: int, page: int) -> object:
         return run(self, customer, page)
 
@@ -411,8 +372,6 @@ def test_a_retry_is_judged_by_the_error_it_was_given(app: Celery, how: str) -> N
     charged: list[int] = []
 
     @app.task(
-        shared=False,
-        base=SQSBackoffTask,
         bind=True,
         name="charge",
         guard=GUARD if how == "option" else None,
@@ -441,14 +400,7 @@ def test_a_retry_by_hand_means_what_it_is_for_also_if_none_is_left(
     undone: list[object] = []
     charged: list[str] = []
 
-    @app.task(
-        shared=False,
-        base=SQSBackoffTask,
-        bind=True,
-        name="charge",
-        guard=GUARD,
-        on_not_processed=lambda *_: undone.append(1),
-    )
+    @app.task(bind=True, name="charge", guard=GUARD, on_not_processed=lambda *_: undone.append(1))
     def charge(self: Any, customer: int) -> None:
         charged.append(self.request.id)
         try:
@@ -474,13 +426,7 @@ def test_a_guard_is_not_taken_back_once_a_step_is_done(app: Celery, how: str) ->
         self.step("mail", sent.append, "mail")
         raise Retryable("the next call was refused")
 
-    @app.task(
-        shared=False,
-        base=SQSBackoffTask,
-        bind=True,
-        name="mail",
-        guard=GUARD if how == "option" else None,
-    )
+    @app.task(bind=True, name="mail", guard=GUARD if how == "option" else None)
     def mail(self: Any, customer: int) -> None:
         if how == "option":
             work(self)
@@ -495,7 +441,7 @@ def test_a_guard_is_not_taken_back_once_a_step_is_done(app: Celery, how: str) ->
 def test_a_block_is_taken_back_although_a_step_was_done_before_it(app: Celery) -> None:
     asked: list[str] = []
 
-    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="mail")
+    @app.task(bind=True, name="mail")
     def mail(self: Any) -> None:
         self.step("account", list)
         with self.guarded("mail:7", window=3600):
@@ -507,25 +453,6 @@ def test_a_block_is_taken_back_although_a_step_was_done_before_it(app: Celery) -
     assert asked == ["first", "second"]
 
 
-def test_a_run_that_has_published_itself_again_is_not_done(app: Celery) -> None:
-    """``retry(throw=False)`` returns, and so may the run; its copy must not find it done."""
-    runs: list[int] = []
-
-    @app.task(shared=False, base=SQSBackoffTask, bind=True, name="poll", guard=GUARD)
-    def poll(self: Any, customer: int) -> str:
-        runs.append(self.request.retries)
-        if self.request.retries == 0:
-            self.retry(throw=False, countdown=0)
-            return "later"
-        return "done"
-
-    task = _delivered(poll, args=(7,), kwargs={})
-    assert task.run(7) == "later"
-    task.pop_request()
-    assert poll.apply((7,), task_id="message", retries=1).get() == "done"
-    assert runs == [0, 1]
-
-
 def test_a_guard_that_cannot_be_unset_does_not_hide_why_the_task_failed(app: Celery) -> None:
     """Neither a key that fails now, nor a transaction that the task has left open."""
     keys = ["mail:7"]
@@ -534,13 +461,7 @@ def test_a_guard_that_cannot_be_unset_does_not_hide_why_the_task_failed(app: Cel
     def inside(*_: object) -> bool:
         raise StoreInTransaction("inside")
 
-    @app.task(
-        shared=False,
-        base=SQSBackoffTask,
-        name="mail",
-        max_retries=3,
-        guard=Guard(key=lambda customer: keys.pop(), window=3600),
-    )
+    @app.task(name="mail", max_retries=3, guard=Guard(key=lambda customer: keys.pop(), window=3600))
     def mail(customer: int) -> None:
         raise Retryable("down")
 
@@ -563,14 +484,7 @@ def _delivered(task: Any, **request: Any) -> Any:
 def test_a_store_that_is_away_is_a_counted_retry_and_nothing_is_undone(app: Celery) -> None:
     undone: list[object] = []
 
-    @app.task(
-        shared=False,
-        base=SQSBackoffTask,
-        name="steps",
-        bind=True,
-        max_retries=1,
-        on_not_processed=lambda *_: undone.append(1),
-    )
+    @app.task(name="steps", bind=True, max_retries=1, on_not_processed=lambda *_: undone.append(1))
     def steps(self: Any) -> None:
         raise StoreUnavailable("away")
 

@@ -16,7 +16,7 @@ from celery_sqs_backoff.safe.hooks import message_digest
 from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.store.settings import records_of
 
-from .safe_app import Clock, CountedStore, make_app, store_of
+from .safe_app import Clock, CountedStore, bare_app, make_app, store_of
 
 
 class Bank:
@@ -51,11 +51,11 @@ def bank() -> Bank:
 def fund(app: Celery, bank: Bank) -> Any:
     """A workflow of three steps, which ends as the bank says."""
 
-    @app.task(base=SQSBackoffTask, shared=False, name="undo")
+    @app.task(name="undo")
     def undo(result: Any, name: str) -> None:
         bank.undone.append((name, result))
 
-    @app.task(base=WorkflowTask, bind=True, shared=False, name="fund", max_retries=0)
+    @app.task(base=WorkflowTask, bind=True, name="fund", max_retries=0)
     def fund(self: Any, end: BaseException | None = None, steps: str = "abc") -> str:
         with self.workflow("order:7") as order:
             for name in steps:
@@ -99,7 +99,7 @@ def test_w2_it_is_taken_back_when_the_message_is_given_up(
 def test_a_message_that_goes_on_for_weeks_is_taken_back(app: Celery, fund: Any, bank: Bank) -> None:
     """Each run renews the list of what the message has entered, also if it is given up unrun."""
     clock = Clock()
-    app.conf.sqs_backoff["store"] = CountedStore(clock=clock)
+    app.conf.sqs_backoff["store"] = CountedStore(clock=clock.time)
     for ends, days in (([None, KeyboardInterrupt()], 26), ([KeyboardInterrupt()], 5)):
         bank.ends = list(ends)  # as SIGKILL would
         with pytest.raises(KeyboardInterrupt):
@@ -135,7 +135,7 @@ def test_a_step_that_certainly_did_nothing_is_not_taken_back(fund: Any, bank: Ba
 
 
 def test_a_step_without_undo_stands(app: Celery, fund: Any, bank: Bank) -> None:
-    @app.task(base=WorkflowTask, bind=True, shared=False)
+    @app.task(base=WorkflowTask, bind=True)
     def work(self: Any) -> None:
         with self.workflow("order:8") as order:
             order.step("a", bank.do, "a")
@@ -219,7 +219,7 @@ def test_a_message_that_begins_no_step_takes_nothing_back(
     with pytest.raises(KeyboardInterrupt):
         fund.apply(task_id="A")
 
-    @app.task(base=WorkflowTask, bind=True, shared=False)
+    @app.task(base=WorkflowTask, bind=True)
     def look(self: Any) -> None:
         with self.workflow("order:7"):
             raise REFUSED
@@ -269,7 +269,7 @@ def test_a_workflow_entered_in_a_helper_is_taken_back(app: Celery, fund: Any, ba
             order.step("a", bank.do, "a", undo=app.tasks["undo"].s("a"))
             raise KeyboardInterrupt
 
-    @app.task(base=WorkflowTask, bind=True, shared=False, name="helped")
+    @app.task(base=WorkflowTask, bind=True, name="helped")
     def work(self: Any) -> None:
         if not helped:
             raise NonRetryable("no")
@@ -286,7 +286,7 @@ def test_other_tasks_send_and_ask_nothing(app: Celery) -> None:
     """Tasks without guard, lock, step or workflow never touch the store."""
     store_of(app).is_away = True
 
-    @app.task(base=SQSBackoffTask, bind=True, shared=False, name="plain")
+    @app.task(bind=True, name="plain")
     def plain(self: Any) -> None:
         order = {"workflow": "shipped", "exclusive": self.name}
         raise NonRetryable(order["workflow"])
@@ -342,7 +342,7 @@ def test_undoing_tasks_that_could_not_be_sent_are_retried(
 def test_a_run_that_lost_its_lock_does_nothing_more(app: Celery, bank: Bank, fund: Any) -> None:
     """It was suspended for longer than its lease, and another run has entered."""
 
-    @app.task(base=WorkflowTask, bind=True, shared=False, name="late")
+    @app.task(base=WorkflowTask, bind=True, name="late")
     def late(self: Any) -> None:
         with self.workflow("order:7") as order:
             order.step("x", bank.do, "x")
@@ -355,7 +355,7 @@ def test_a_run_that_lost_its_lock_does_nothing_more(app: Celery, bank: Bank, fun
 
 
 def test_a_step_is_inside_its_block(app: Celery) -> None:
-    @app.task(base=WorkflowTask, bind=True, shared=False)
+    @app.task(base=WorkflowTask, bind=True)
     def work(self: Any) -> None:
         with self.workflow("order:7") as order:
             pass
@@ -368,7 +368,7 @@ def test_a_step_is_inside_its_block(app: Celery) -> None:
 def test_w5_keys_are_the_workflows_and_can_be_renewed(app: Celery) -> None:
     """Two messages share them; a renewed key stays renewed."""
 
-    @app.task(base=WorkflowTask, bind=True, shared=False)
+    @app.task(base=WorkflowTask, bind=True)
     def work(self: Any, renew: bool = False) -> list[str]:
         with self.workflow("order:7") as order:
             new = [order.renew_key("a")] if renew else []
@@ -384,7 +384,7 @@ def test_w5_keys_are_the_workflows_and_can_be_renewed(app: Celery) -> None:
 def test_a_workflow_needs_a_task_that_is_given_up_for(app: Celery, fund: Any) -> None:
     """In a message of another task nobody would take its steps back."""
 
-    @app.task(base=SQSBackoffTask, shared=False)
+    @app.task()
     def outer() -> None:
         fund.run()
 
@@ -402,11 +402,11 @@ def test_an_undoing_task_that_its_guard_refuses_is_a_dead_letter(app: Celery, ba
         def on_failure(self, exc: Exception, *_: Any) -> None:
             ended.append(type(exc))
 
-    @app.task(base=Guarded, shared=False, guard=Guard(key="undo", window=60))
+    @app.task(base=Guarded, guard=Guard(key="undo", window=60))
     def undo(result: Any) -> None:
         bank.undone.append((result, None))
 
-    @app.task(base=WorkflowTask, bind=True, shared=False)
+    @app.task(base=WorkflowTask, bind=True)
     def work(self: Any) -> None:
         with self.workflow("order:7") as order:
             for name in "ab":
@@ -432,10 +432,10 @@ def test_a_task_that_may_end_unnoticed_undoes_nothing(
 ) -> None:
     """If it did, the other steps would stand."""
 
-    @app.task(base=base, shared=False, name="plain", **options)
+    @app.task(base=base, name="plain", **options)
     def plain(result: Any) -> None: ...
 
-    @app.task(base=WorkflowTask, bind=True, shared=False)
+    @app.task(base=WorkflowTask, bind=True)
     def work(self: Any) -> None:
         with self.workflow("order:7") as order:
             order.step("a", pytest.fail, undo=plain.s().set(**sent))
@@ -460,7 +460,7 @@ def test_a_refused_message_takes_back_what_its_earlier_runs_have_done(
     """Its guard's window has ended, and another message has passed."""
     guard = Guard(key="k", window=60)
 
-    @app.task(base=WorkflowTask, bind=True, shared=False, guard=guard)
+    @app.task(base=WorkflowTask, bind=True, guard=guard)
     def work(self: Any, name: str) -> None:
         with self.workflow(f"order:{name}") as order:
             order.step("a", bank.do, name, undo=app.tasks["undo"].s(name))
@@ -478,10 +478,10 @@ def test_a_refused_message_takes_back_what_its_earlier_runs_have_done(
 
 def test_a_shared_store_needs_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "django.conf", raising=False)  # it has a secret
-    app = Celery("unsigned", broker="memory://", set_as_current=False)
+    app = bare_app("unsigned")
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:1/0"}
 
-    @app.task(base=WorkflowTask, bind=True, shared=False)
+    @app.task(base=WorkflowTask, bind=True)
     def work(self: Any) -> None:
         self.workflow("order:7")
 

@@ -14,7 +14,7 @@ from celery.concurrency.solo import TaskPool as Solo
 from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_backoff import SQSBackoffTask, WorkflowTask
-from celery_sqs_backoff.store.check import StoreStep, check_by_asking, check_offline, warnings_of
+from celery_sqs_backoff.store.check import StoreStep, check_by_asking, check_offline, forgery_of
 from celery_sqs_backoff.store.errors import StoreRefused
 from celery_sqs_backoff.store.memory import MemoryStore
 from tests.support.processes import free_port
@@ -112,19 +112,23 @@ def test_a_workflow_on_a_shared_store_needs_a_secret(app: Celery) -> None:
     @app.task(base=WorkflowTask, shared=False, lazy=False)
     def fund() -> None: ...
 
+    for settings in (dict[str, Any](), {"store": "redis://127.0.0.1:6379/0"}):
+        app.conf.sqs_backoff = settings
+        with pytest.raises(ImproperlyConfigured, match="secret" if settings else "need a store"):
+            check_offline(app)
     with pytest.raises(ImproperlyConfigured, match="secret"):
         check_offline(app)
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0", "secret": "s"}
     check_offline(app)
 
 
-def test_records_that_are_not_signed_on_a_shared_store_are_warned_of(app: Celery) -> None:
+def test_unsigned_records_on_a_shared_store_are_warned_of(app: Celery) -> None:
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0"}
-    assert "secret" in next(warnings_of(app))
+    assert "secret" in str(forgery_of(app))
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0", "secret": "s"}
-    assert list(warnings_of(app)) == []
+    assert forgery_of(app) is None
     app.conf.sqs_backoff = {"store": "memory://"}
-    assert list(warnings_of(app)) == []
+    assert forgery_of(app) is None
 
 
 def test_an_app_without_a_store_has_nothing_to_check(app: Celery) -> None:
