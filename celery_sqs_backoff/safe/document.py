@@ -62,7 +62,7 @@ class Document:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Fields of the record, which is made if there is none."""
+        """Fields of the record, which is made if it is missing."""
         if self._record is None:
             empty: dict[str, Any] = {"state": OPEN, "steps": {}}
             self._record = self._records.add(self._kind, self._name, empty, KEEP_SECONDS)
@@ -102,7 +102,7 @@ class Document:
             raise Compensated("the steps of this workflow have been taken back")
 
     def end(self) -> None:
-        """Note that the block has ended well: none of the steps so far is ever taken back."""
+        """Note that the block has ended well, so its steps are never taken back."""
 
         def change(fields: dict[str, Any]) -> dict[str, Any]:
             kept = {name: step | {"undo": None} for name, step in fields["steps"].items()}
@@ -126,8 +126,8 @@ class Document:
         """Do a step unless it is recorded as done, and return its result.
 
         Arguments:
-            message: that answers for the workflow from now on; ``None``: it stays as it is.
-            is_certain: returns whether an exception says that nothing was done.
+            message: that answers for the workflow from now on; ``None``: no change.
+            is_certain: returns whether an exception says that the step had no effect.
             before: called before the step begins.
         """
         name = text_of("name", name)
@@ -160,7 +160,7 @@ class Document:
         if len(name) > _MAX_NAME_CHARACTERS:
             raise ValueError(f"invalid name: expected at most {_MAX_NAME_CHARACTERS} characters")
         if name in self._used:
-            # A loop whose steps all have one name would do the first, and skip the others.
+            # With one name for all steps, a loop would do the first and skip the others.
             raise ValueError(
                 f"invalid name {name!r}: this run has had a step of that name; give each its own,"
                 " such as f'release {funding.pk}'"
@@ -201,7 +201,7 @@ class Document:
         self, name: str, step: dict[str, Any], result: object, confirm: Signature | None
     ) -> dict[str, Any]:
         try:
-            loads(text := dumps(result))  # a provider's "__type__" is read as kombu's own
+            loads(text := dumps(result))  # kombu reads a provider's "__type__" as its own
         except Exception as exc:  # whatever JSON's hooks raise
             raise StepNotRecorded(
                 "The step was done, but its result is not JSON, so it is not recorded:"
@@ -212,7 +212,7 @@ class Document:
             return self._put(name, step | done)
         except LockLost:
             raise
-        except Exception as exc:  # a soft time limit too: none of the task's rules may repeat it
+        except Exception as exc:  # a soft time limit too: no rule of the task may repeat it
             raise StepNotRecorded("The step was done, but the store did not record it") from exc
 
     def _put(self, name: str, step: dict[str, Any]) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def check_signature(option: str, signature: object) -> None:
 
 
 def _why_unnoticed(undo: Signature, task: Any) -> str | None:
-    """Return why a task may neither end well nor be a dead letter; ``None``: it cannot."""
+    """Return why a task may end without success or dead letter; ``None``: it cannot."""
     if (undo.options.get("expires") or getattr(task, "expires", None)) is not None:
         return "expires"
     options = getattr(task, "backoff_options", None)

@@ -3,7 +3,7 @@
 ::
 
     SafeError
-    ├── TryLater              the run was cut short: retried, and nothing is undone
+    ├── TryLater              the run was cut short: retried without undo
     │   ├── Busy              another run holds the lock
     │   ├── StoreUnavailable
     │   └── NotDispatched     a step's task could not be sent; the next run sends it
@@ -17,7 +17,7 @@
     ├── NotUndone             a guard refused a step's undo, so the step stands
     ├── Compensated           the workflow's steps were taken back
     ├── StoreInTransaction    a rollback would take the record with it
-    └── OutsideRun            nothing says whose record this would be
+    └── OutsideRun            no message owns the record
 
 Each has a fixed verdict. It is asked before ``classify`` and ``retry_on``, so
 ``autoretry_for=(Exception,)`` does not turn "the step was done, but not recorded" into a retry. A
@@ -101,7 +101,7 @@ class NotUndone(SafeError):
 
 
 class Compensated(SafeError):
-    """The workflow's steps have been taken back, so there is nothing to go on with."""
+    """The workflow's steps have been taken back, so it cannot go on."""
 
 
 class OutsideRun(SafeError):

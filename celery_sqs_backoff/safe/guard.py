@@ -69,7 +69,7 @@ def enter(
 
     Raises:
         Refused: another message has passed.
-        StoreUnavailable: nothing is known.
+        StoreUnavailable: the store did not answer.
     """
 
     def join(there: dict[str, Any]) -> dict[str, Any] | None:
@@ -96,7 +96,7 @@ def finish(records: Records, passage: Passage, result: object) -> None:
         pass
     record: Record | None = passage.record
     message = passage.record.fields["message"]
-    # Another message's record, or none: the window has ended.
+    # A missing record, or another message's: the window has ended.
     while record is not None and record.fields["message"] == message:
         if record.fields["state"] == "done" or records.replace(record, record.fields | done, None):
             return
@@ -104,7 +104,7 @@ def finish(records: Records, passage: Passage, result: object) -> None:
 
 
 def cut_short(records: Records, passage: Passage) -> None:
-    """Note that the run has done nothing, so that the message's next run counts as the first."""
+    """Note that the run had no effect, so that the message's next run counts as the first."""
     if passage.is_first:
         records.replace(passage.record, passage.record.fields | {"run": ""}, None)
 
@@ -126,7 +126,7 @@ class Guard:
 
     The record is made before the run, for this message: the same message passes again, however
     often it is delivered, retried or redriven, until a run of it has ended well. From then on it
-    gets the recorded result. The record is taken back when the failure says that nothing was
+    gets the recorded result. The record is taken back when the failure says that no work was
     processed (RETRYABLE, NOT_PROCESSED) and no other run of the message may have done it.
 
     Raises:
@@ -167,7 +167,7 @@ class Guard:
         Raises:
             TypeError: the callable has not returned text, an int or a UUID, or an argument in the
                 key is ``None``.
-            ValueError: an argument in the key, or what the callable returned, is empty.
+            ValueError: an argument in the key, or the callable's result, is empty.
         """
         if callable(self.key):
             return text_of("guard key", self.key(*args, **kwargs))

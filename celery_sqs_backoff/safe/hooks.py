@@ -22,7 +22,7 @@ from .guard import Passage, cut_short, enter, finish, release
 from .run import begin, current, state_of
 from .take_back import links_of, send_take_back
 
-logger = get_logger(__name__)  # Celery's logger of tasks knows none in the main process.
+logger = get_logger(__name__)  # Celery's logger of tasks has no task in the main process.
 
 
 class SafeExtension(Extension):
@@ -34,7 +34,7 @@ class SafeExtension(Extension):
         Raises:
             Refused: another message has passed.
             AlreadyDone: a run of this message has ended well.
-            StoreUnavailable: nothing is known.
+            StoreUnavailable: the store did not answer.
         """
         state = begin(task)
         if task.guard is None and task.backoff_options.on_not_processed is None:
@@ -64,7 +64,7 @@ class SafeExtension(Extension):
         message is a dead letter then.
 
         Returns:
-            The verdict; UNKNOWN if an earlier run may have done what this one has not. The task's
+            The verdict; UNKNOWN if an earlier run may have done the work. The task's
             own ``NonRetryable`` speaks for all of them.
         """
         if isinstance(exc, Ignore):  # Celery calls no callback then, and an undoing task is done
@@ -113,7 +113,7 @@ def pass_guard(task: Any, key: str, message: str, run: str, window: float) -> Pa
     Raises:
         Refused: another message has passed.
         NotUndone: likewise, and the message undoes a step of a workflow.
-        StoreUnavailable: nothing is known.
+        StoreUnavailable: the store did not answer.
     """
     try:
         return enter(records_of(task.app), key, message, run, window)
@@ -124,7 +124,7 @@ def pass_guard(task: Any, key: str, message: str, run: str, window: float) -> Pa
 
 
 def message_digest(app: Any, task_name: str, task_id: str) -> str:
-    """Return what records call a message."""
+    """Return the name of a message in records."""
     return records_of(app).digest("message", task_name, str(task_id))
 
 

@@ -1,6 +1,6 @@
 """Find the records of a scope, and free them by hand.
 
-Keys are hashed, so nothing is searched for: each record is asked for by what it is about.
+Keys are hashed, so each record is asked for by its name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def look(records: Records, scope: str) -> list[Entry]:
             ``"task:NAME:ID"`` for what belongs to one message.
 
     Raises:
-        StoreUnavailable: nothing is known.
+        StoreUnavailable: the store did not answer.
     """
     asked = [
         ("guard", "guard", scope),
@@ -56,7 +56,7 @@ def look(records: Records, scope: str) -> list[Entry]:
 
 
 def free(records: Records, entry: Entry) -> bool:
-    """Return whether a record was still as it was seen, and so was deleted.
+    """Delete a record unless it has changed, and return whether it was deleted.
 
     A freed guard lets the next message pass. A freed lock lets a second run in. A freed step is
     done again. A freed workflow forgets its steps. One that was taken back begins again: its steps
@@ -78,7 +78,7 @@ def free(records: Records, entry: Entry) -> bool:
         return records.delete(record)
     kept = {name: step for name, step in steps.items() if step.get("undo") is None}
     versions = dict(record.fields.get("versions", {}))
-    for name in steps.keys() - kept.keys():  # the provider knows what was taken back by the old key
+    for name in steps.keys() - kept.keys():  # the provider knows the undone step by the old key
         versions[name] = versions.get(name, 1) + 1
     return records.replace(record, {"state": OPEN, "steps": kept, "versions": versions}) is not None
 

@@ -52,13 +52,13 @@ class Lock:
         self._record: Record | None = None
 
     def acquire(self) -> Self:
-        """Take the lock, or raise at once.
+        """Take the lock, or raise without waiting.
 
         Raises:
             Busy: another run holds it.
             HeldByItself: this run holds it.
             StoreInTransaction: a Django transaction is open: the lock would end before the commit,
-                and the next holder would not see what this one has written.
+                and the next holder would not see this one's writes.
             StoreUnavailable: the store did not answer. The lock is free when the lease is over.
         """
         if self._name in self._held:

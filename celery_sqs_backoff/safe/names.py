@@ -51,7 +51,7 @@ def idempotency_key(namespace: str, scope: str, name: object, version: int) -> s
 def input_of(
     fn: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return the arguments of a call, and those of a ``partial``, as JSON.
+    """Return the arguments of a call as JSON, with the ones of a ``partial``.
 
     Text, numbers, dates, decimals and UUIDs count by value, also inside lists and dicts, and a
     Django model by its class and primary key. Of any other object only the class counts.

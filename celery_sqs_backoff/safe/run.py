@@ -15,7 +15,7 @@ from .guard import Passage
 
 @dataclass
 class RunState:
-    """What the safe parts know of one run of a message, or of a call outside any message."""
+    """Facts about one run of a message, or of a call outside any message."""
 
     task: Any = None
     task_id: str = ""
@@ -56,7 +56,7 @@ def begin(task: Any) -> RunState:
 
 
 def state_of(request: Any) -> RunState | None:
-    """Return what is known of the run of a message, during and after it."""
+    """Return the facts about the run of a message, during and after it."""
     run = run_of(request)
     return None if run is None else run.extension_state
 
@@ -71,7 +71,7 @@ def message_of(task: Any) -> tuple[str, str]:
     """Return the task's name and the task ID of the message that it is running.
 
     Raises:
-        OutsideRun: none is running, or the task is called as a function.
+        OutsideRun: it has no message, or the task is called as a function.
     """
     state = current()
     if state is None or state.task.name != task.name or task.request.called_directly:

@@ -47,7 +47,7 @@ def send_take_back(
 
 
 def links_of(task: Any) -> list[Signature]:
-    """Return the next part that an undoing task calls when it has ended well; others have none."""
+    """Return the next part, which an undoing task calls when it has ended well."""
     links = [maybe_signature(link, app=task.app) for link in task.request.callbacks or ()]
     return [link for link in links if link.task == NAME]
 
@@ -56,7 +56,7 @@ def _route(queue: str | None, message: str) -> dict[str, str]:
     """Return the options that send the task to the queue of the message."""
     if queue is None or not queue.endswith(".fifo"):
         return {} if queue is None else {"queue": queue}
-    # A group of its own, so that one that waits for a lock holds up no other.
+    # A group of its own, because a task that waits for a lock would hold up the others.
     return {"queue": queue, "MessageGroupId": message}
 
 
@@ -74,7 +74,7 @@ def _take_back(
 
     Arguments:
         by: ID of the task that began to take the workflow back; ``None``: this one would begin.
-        undone: name of the step in ``scope`` whose undoing task has ended well.
+        undone: name of the step in ``scope`` that was just undone.
     """
     records = records_of(self.app)
     owed: TryLater | None = None
@@ -89,7 +89,7 @@ def _take_back(
             link.set(**_route(queue, message))
             undo = maybe_signature(loads(fields["undo"]), app=self.app)
             result = loads(fields["result"]) if "result" in fields else None
-            # Not while the lock is held: an eager undoing task calls this one at once.
+            # Not while the lock is held: an eager undoing task calls this one in its run.
             send(undo, result, f"undo {fields['id']}", link=link)
         except LockLost as exc:
             owed = Busy(str(exc))
@@ -109,7 +109,7 @@ def next_step(
     by: str,
     undone: str | None = None,
 ) -> tuple[str, dict[str, Any]] | None:
-    """Return the next step to undo, or ``None`` if nothing is left or the workflow is not ours.
+    """Return the next step to undo, or ``None`` if all is undone or the workflow is not ours.
 
     Arguments:
         by: ID of the task that began to take the workflow back, which the record keeps. It is the

@@ -34,12 +34,12 @@ class SQSBackoffTask(OnCommit, BackoffTask):
     Where no ``scope`` is given, the record belongs to this **message**: the task's name and the
     Celery task ID, which stays the same when SQS delivers the message again, when the task is
     retried, and when the message is redriven. Two messages that mean the same work have two IDs;
-    what they share needs a ``scope`` that both name, such as ``"order:7"``.
+    a shared record needs a ``scope`` that both name, such as ``"order:7"``.
 
-    Options, beside those of ``BackoffTask``:
+    Options in addition to the ones of ``BackoffTask``:
 
     * ``guard``: a ``Guard(key=..., window=...)``: at most one message per key and window gets to
-      run. Default none. Needs a store (``app.conf.sqs_backoff["store"]``).
+      run. Default ``None``. Needs a store (``app.conf.sqs_backoff["store"]``).
     """
 
     abstract = True
@@ -72,7 +72,7 @@ class SQSBackoffTask(OnCommit, BackoffTask):
 
         The result is recorded when ``fn(*args, **kwargs)`` has returned, and kept for 30 days. If
         the process ends between the two, the next run does the step again: let ``fn`` pass
-        :meth:`idempotency_key` to the provider. Steps that are to be taken back belong into a
+        :meth:`idempotency_key` to the provider. Steps with an ``undo`` belong into a
         workflow.
 
         Arguments:
@@ -80,15 +80,15 @@ class SQSBackoffTask(OnCommit, BackoffTask):
             fn: returns what JSON can hold (dates, decimals and UUIDs included). Not async.
             confirm: signature of the task that confirms it, sent once the step is recorded, with
                 the step's result as first argument, under the same task ID each time.
-            scope: what the step belongs to: text, an int or a UUID. Default: this message.
+            scope: owner of the step: text, an int or a UUID. Default: this message.
 
         Raises:
-            whatever ``fn`` raises. A step that certainly did nothing is forgotten.
+            whatever ``fn`` raises. A step that certainly had no effect is forgotten.
             NotDispatched: ``confirm`` could not be sent. Retried; the next run sends it.
             StepNotRecorded: the step was done and not recorded. Not retried.
             OtherInput: the step was begun with other arguments.
-            StoreInTransaction: a Django transaction is open; nothing has been done.
-            StoreUnavailable: nothing has been done. The task is retried.
+            StoreInTransaction: a Django transaction is open. The step has not begun.
+            StoreUnavailable: the step has not begun. The task is retried.
         """
         document = Document(self._records, "steps", self._scope(scope), current())
         certain = self._is_certainly_not_processed
@@ -121,9 +121,9 @@ class SQSBackoffTask(OnCommit, BackoffTask):
     def guarded(self, key: object, *, window: float | timedelta) -> Iterator[None]:
         """Guard a part of the task, or guard by a key that the task must look up first.
 
-        If the block fails such that nothing can have been processed, and no step of it was done,
+        If the block fails before anything can have been processed, and no step of it was done,
         another message may pass. The same message passes again, also after the block has ended
-        well. Does nothing outside a message.
+        well. Outside a message it has no effect.
 
         Raises:
             Refused: (on entering) another message has passed. It ends the task, quietly.
@@ -145,11 +145,11 @@ class SQSBackoffTask(OnCommit, BackoffTask):
     def idempotency_key(self, name: object, *, scope: object = None, version: int = 1) -> str:
         """Return a UUID for a provider's idempotency header, the same on every attempt.
 
-        Nothing is stored.
+        It needs no store.
 
         Arguments:
             name: one per call that the task makes: text, an int or a UUID.
-            scope: what the call belongs to, likewise. Default: this message.
+            scope: owner of the call, likewise. Default: this message.
             version: raise it when the provider has refused the request itself, and the input was
                 corrected. Never after a timeout: the first call may have worked.
 
@@ -177,7 +177,7 @@ class SQSBackoffTask(OnCommit, BackoffTask):
         return f"task:{name}:{task_id}"
 
     def _is_certainly_not_processed(self, exc: BaseException) -> bool:
-        """Return whether nothing was done, by the verdict on the exception."""
+        """Return whether the verdict on the exception says that it had no effect."""
         return isinstance(exc, Exception) and bool(self._judge(exc).nothing_was_processed)
 
 
@@ -202,12 +202,12 @@ class WorkflowTask(SQSBackoffTask):
         message is given up, in whichever way, while the block has not ended well, each step's
         ``undo`` task is sent, the last step's first, each after the one before it has ended well.
         If its process was killed inside the block, that waits until the lease is over, because
-        nobody can tell a process that is dead from one that is in the middle of a step.
+        a dead process looks like one in the middle of a step.
 
         Arguments:
             scope: of the business object: text, an int or a UUID.
             lease: seconds or timedelta above 0; longer than any one step takes, because each step
-                starts it again. A killed process holds the workflow for so long. Default 300.
+                starts it again. A killed process holds the workflow until then. Default 300.
 
         Raises:
             Busy: (on entering) another run holds the lock of that name. The task is retried.
@@ -215,8 +215,8 @@ class WorkflowTask(SQSBackoffTask):
             Compensated: (on entering) the workflow's steps were taken back.
             StoreInTransaction: (on entering) a Django transaction is open.
             ImproperlyConfigured: the store is shared, and records are not signed.
-            RuntimeError: the message that is running is of a task without workflows, so nobody
-                would take the steps back.
+            RuntimeError: the message that is running is of a task without workflows, so the
+                steps would never be taken back.
         """
         records, state = self._records, current()
         require_signed(self.app)

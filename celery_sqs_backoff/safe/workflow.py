@@ -30,7 +30,7 @@ class Workflow:
         message: that has entered, ``None`` = a call outside any message.
         namespace: of the idempotency keys.
         lease: seconds or timedelta; longer than any one step takes.
-        is_certain: returns whether a step's exception says that nothing was done.
+        is_certain: returns whether a step's exception says that it had no effect.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class Workflow:
             confirm: signature of the task that confirms the step, sent once that is recorded.
 
         Raises:
-            whatever ``fn`` raises. A step that certainly did nothing is forgotten; any other is in
-                doubt until it is done.
-            LockLost: another run may hold the lock; nothing has been done.
+            whatever ``fn`` raises. A step that certainly had no effect is forgotten; any other is
+                in doubt until it is done.
+            LockLost: another run may hold the lock. The step has not begun.
             NotDispatched: ``confirm`` could not be sent. Retried; the next run sends it.
             StepNotRecorded: the step was done and not recorded. Not retried.
             OtherInput: the step was begun with other arguments.
@@ -99,7 +99,7 @@ class Workflow:
         return idempotency_key(self._namespace, f"scope:{self._scope}", name, version)
 
     def renew_key(self, name: object) -> str:
-        """Return a new key, in force from now on. Never after a timeout.
+        """Return a new key, which later runs get too. Never after a timeout.
 
         For a provider that has refused the request itself, and would answer the same to the same
         key.

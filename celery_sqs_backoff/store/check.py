@@ -42,7 +42,7 @@ def check_offline(app: Any) -> None:
     """Refuse settings that cannot work, without asking the store.
 
     Raises:
-        ImproperlyConfigured: names the setting and what to do.
+        ImproperlyConfigured: names the setting and the remedy.
     """
     if any(getattr(task, "has_workflows", False) for task in app.tasks.values()):
         require_signed(app)
@@ -56,7 +56,7 @@ def check_by_asking(app: Any) -> None:
     """Refuse a store that lacks a table or a right, or has a broken cipher.
 
     Raises:
-        ImproperlyConfigured: names the store's kind and what to do; never its URL.
+        ImproperlyConfigured: names the store's kind and the remedy, never its URL.
         StoreUnavailable: the store does not answer, or takes no changes now.
     """
     check_offline(app)
@@ -93,9 +93,9 @@ def forgery_of(app: Any) -> str | None:
 
 
 def eviction_of(app: Any) -> str | None:
-    """Return why the store may drop records before their end, or ``None`` if nothing says so.
+    """Return why the store may drop records before their end, or ``None`` if it is not known to.
 
-    A guard, a lock or a step whose record is dropped lets a second run do the work again.
+    If the record of a guard, a lock or a step is dropped, a second run does the work again.
 
     Raises:
         ImproperlyConfigured: the app's store is invalid.
@@ -104,7 +104,7 @@ def eviction_of(app: Any) -> str | None:
     return store.evicts() if isinstance(store, RedisStore) else None
 
 
-#: Kept: to end a pool, as Python does with one that nobody has, would wait for its threads.
+#: Kept, because Python would end an unreferenced pool, and wait for its threads.
 _FORGOTTEN: list[Any] = []
 
 
@@ -171,8 +171,8 @@ def _forget_pools() -> None:
     """Forget the parent's database pools (``OPTIONS["pool"]``) in a process that has been forked.
 
     Those of the main process may be open then. Their threads have stayed there, and so have their
-    connections, which two processes must not share. First of all in that process: to close such a
-    pool, as Celery does next (celery/fixups/django.py), would end the main process's connections.
+    connections, which two processes must not share. It comes first in that process, because Celery
+    closes pools next (celery/fixups/django.py), which would end the main process's connections.
     """
     backend = sys.modules.get("django.db.backends.postgresql.base")
     pools = getattr(getattr(backend, "DatabaseWrapper", None), "_connection_pools", None)

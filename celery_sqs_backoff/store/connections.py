@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def refuse_open_transaction(what: str, *, why: str) -> None:
-    """Refuse an open transaction, whose end would not go together with a record.
+    """Refuse an open transaction, because its end and a record's would not go together.
 
     Raises:
         StoreInTransaction: a Django transaction is open in this thread.
@@ -20,7 +20,7 @@ def refuse_open_transaction(what: str, *, why: str) -> None:
     for connection in open_connections():
         if is_in_transaction(connection):
             there = f"inside a transaction of the database alias {connection.alias!r}"
-            if not connection.in_atomic_block:  # the next begins by itself
+            if not connection.in_atomic_block:  # Django's next statement begins one
                 there = f"while autocommit is off for the database alias {connection.alias!r}"
             raise StoreInTransaction(f"{what} {there}: {why}")
 

@@ -1,8 +1,8 @@
 """Records in a table of a Django project. The database's clock decides when one ends.
 
-(SQLite has none of its own: there it is the machine's, on which all its users are.) Each change is
-one statement in autocommit, so it is committed when it returns. What has ended is removed by
-``manage.py sqs_backoff_clear_expired``, to be run daily.
+(SQLite uses the machine's, on which all its users are.) Each change is one statement in autocommit,
+so it is committed when it returns. ``manage.py sqs_backoff_clear_expired`` removes ended records.
+Run it daily.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ T = TypeVar("T")
 class DjangoStore:
     """Records in the table of the app ``celery_sqs_backoff.contrib.django``.
 
-    Keys and values are compared by their hashes: a collation that ignores case, accents or trailing
-    spaces, as those of MySQL and MariaDB do, would confuse two of them.
+    Keys and values are compared by their hashes: collations of MySQL and MariaDB ignore case,
+    accents or trailing spaces, and would confuse two of them.
 
     Arguments:
         using: alias of the database in ``DATABASES``.
 
     Raises:
-        StoreInTransaction: (its methods) the alias is inside a transaction, whose rollback would
+        StoreInTransaction: (its methods) the alias is inside a transaction. Its rollback would
             take the record with it. The transaction around each test of Django's ``TestCase`` does
             not count.
     """
@@ -88,10 +88,10 @@ class DjangoStore:
         )
 
     def check_settings(self) -> None:
-        """Refuse an app or an alias that is missing from the settings. Asks nobody.
+        """Refuse an app or an alias that is missing from the settings, without a query.
 
         Raises:
-            ImproperlyConfigured: says which, and what to do.
+            ImproperlyConfigured: says which, and names the remedy.
         """
         from django.apps import apps  # type: ignore[import-untyped]
         from django.conf import settings  # type: ignore[import-untyped]
@@ -172,7 +172,7 @@ def _present(records: Any, now: Any, key: str, value: str | None = None) -> Any:
 
 
 def _key(key: str) -> str:
-    """Return the key's kind, which tells an operator what the row is, and its hash."""
+    """Return the key's kind, for operators who read the table, and its hash."""
     return f"{key.partition(':')[0][:20]}:{_digest(key)}"
 
 

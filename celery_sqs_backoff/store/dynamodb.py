@@ -2,7 +2,7 @@
 
 DynamoDB has no clock that a condition could ask, so the caller's decides when a record ends. A
 record is taken over only ``clock_skew_seconds`` after that: as long as clocks differ by less,
-nobody loses a lease early. DynamoDB's own TTL removes expired items within days, not at once
+no lease is lost early. DynamoDB's own TTL removes expired items within days
 (https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/TTL.html), so it is never relied
 on; every condition looks at the end itself.
 """
@@ -25,7 +25,7 @@ _NAMES = {"#value": _VALUE, "#expires_at": _EXPIRES_AT}
 
 
 class DynamoDBStore:
-    """Records in one table, whose partition key is ``key`` (String), with no sort key.
+    """Records in one table with the partition key ``key`` (String), without a sort key.
 
     Switch on TTL for the attribute ``expires_at`` (epoch seconds). Permissions needed:
     ``dynamodb:GetItem``, ``PutItem``, ``UpdateItem``, ``DeleteItem`` on the table.

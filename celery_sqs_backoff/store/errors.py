@@ -13,21 +13,21 @@ class SafeError(ExplicitOutcome):
 
     @property
     def verdict(self) -> Verdict:
-        """UNKNOWN: nothing is undone, no guard is taken back, no retry."""
+        """UNKNOWN: no undo, no release of a guard, no retry."""
         return Verdict(Outcome.UNKNOWN)
 
 
 class TryLater(SafeError):
-    """The run cannot go on now. What has been done so far stays done."""
+    """The run cannot go on now. Finished steps stay finished."""
 
     @property
     def verdict(self) -> Verdict:
-        """UNKNOWN, but safe to repeat: retried, and nothing is undone."""
+        """UNKNOWN, but safe to repeat: retried without undo."""
         return Verdict(Outcome.UNKNOWN, safe_to_repeat=True)
 
 
 class StoreUnavailable(TryLater):
-    """The store did not answer, so nobody knows whether the call took effect."""
+    """The store did not answer. The call may have taken effect."""
 
 
 class StoreRefused(StoreUnavailable):

@@ -24,7 +24,7 @@ _MAX_DAYS = 36_500
 class Store(Protocol):
     """Records, text by key, each with an end. All four are atomic, and durable when they return.
 
-    ``ttl`` is seconds above 0. A record whose end has come is not there, for any of them. Keys and
+    ``ttl`` is seconds above 0. After its end a record is not there, for any of them. Keys and
     values are compared exactly: case, accents and trailing spaces count.
 
     Raises:
@@ -49,14 +49,14 @@ class Store(Protocol):
 
 
 def seconds_kept(name: str, value: float | timedelta) -> float:
-    """Return the seconds, above 0, for which a record is to be kept.
+    """Return the seconds, above 0, for which to keep a record.
 
     Arguments:
         name: the argument's name, for the error.
         value: seconds or timedelta, up to 100 years.
 
     Raises:
-        TypeError: it is neither a number nor a timedelta.
+        TypeError: it is no number and no timedelta.
         ValueError: it is 0 or less, or too long.
     """
     seconds = to_seconds(name, value, may_be_zero=False)

@@ -1,6 +1,6 @@
 """Records of JSON above a signed store, encrypted as a whole if the project has a cipher.
 
-A record is replaced or deleted only if its text is still the one that was read.
+A record is replaced or deleted only if it still has the text that was read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Change = Callable[[dict[str, Any]], Mapping[str, Any] | None]
 
 @dataclass(frozen=True)
 class Record:
-    """A record as it was read or written. ``is_new``: this call has created it."""
+    """A record after a read or a write. ``is_new``: this call has created it."""
 
     key: str
     text: str
@@ -68,7 +68,7 @@ class Records:
     ) -> Record | None:
         """Return the new record, or ``None`` if it has changed since it was read.
 
-        If the store says that it has, look once more: a client library may send a call twice.
+        If the store says so, look a second time, because a client library may send a call twice.
         """
         text = self._seal(fields)
         is_done = self.vault.replace(old.key, old.text, text, ttl) or (
@@ -89,8 +89,8 @@ class Records:
         """Create the record, or write the fields that ``change`` returns for those there.
 
         Arguments:
-            change: may return ``None``, which leaves the record as it is.
-            keeps_end: whether a change leaves the record's end as it is.
+            change: may return ``None`` to write no change.
+            keeps_end: whether a changed record keeps its end.
 
         Raises:
             StoreUnavailable: other runs were faster each time.

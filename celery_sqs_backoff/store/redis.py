@@ -1,6 +1,6 @@
-"""Records in Redis, whose clock decides when one ends, and which removes it then.
+"""Records in Redis. Its clock decides when one ends, and it removes the record then.
 
-The server must keep what it was told: with another ``maxmemory-policy`` than ``noeviction``, or
+The server must keep all records: with another ``maxmemory-policy`` than ``noeviction``, or
 without persistence, a record may be gone before its time. (``volatile-*`` is no better: each record
 has an end.)
 A replica that takes over may miss the last records too: Redis replicates asynchronously
@@ -115,7 +115,7 @@ class RedisStore:
             refusals = (exceptions.AuthenticationError, exceptions.AuthorizationError)
             passes = (exceptions.ReadOnlyError, exceptions.OutOfMemoryError)
             is_refused = isinstance(exc, exceptions.ResponseError) and not isinstance(exc, passes)
-            if str(exc).startswith("BUSY"):  # somebody's script runs for long
+            if str(exc).startswith("BUSY"):  # another client's script runs for long
                 is_refused = False
             kind = StoreRefused if is_refused or isinstance(exc, refusals) else StoreUnavailable
             raise kind(f"Redis: {type(exc).__name__}") from exc

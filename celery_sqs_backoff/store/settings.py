@@ -42,8 +42,8 @@ def open_store(named: object) -> Store:
     """Return the store of a URL, or the store that is given. It connects when it is asked.
 
     Raises:
-        ImproperlyConfigured: the URL is invalid, or its library is not installed. The text has
-            nothing of the URL, which may hold a password.
+        ImproperlyConfigured: the URL is invalid, or its library is not installed. The text
+            does not show the URL, which may hold a password.
     """
     if isinstance(named, Store):
         return named
@@ -126,7 +126,7 @@ def require_store(app: Any) -> None:
     """Refuse an app that names no store.
 
     Raises:
-        ImproperlyConfigured: it names none.
+        ImproperlyConfigured: the setting is missing.
     """
     if not has_store(app):
         raise ImproperlyConfigured(
@@ -150,10 +150,10 @@ def require_signed(app: Any) -> None:
 
 
 def store_of(app: Any) -> Store:
-    """Return the store that a Celery app names, whose records are not signed.
+    """Return the store that a Celery app names, without signatures.
 
     Raises:
-        ImproperlyConfigured: it names none, or one that is not known.
+        ImproperlyConfigured: the setting is missing or invalid.
     """
     require_store(app)
     return open_store(_setting(app, "store"))
@@ -173,7 +173,7 @@ def records_of(app: Any) -> Records:
     """Return the app's records.
 
     Raises:
-        ImproperlyConfigured: a setting is missing or invalid. It names the setting, and what to do.
+        ImproperlyConfigured: a setting is missing or invalid. It names the setting and the remedy.
     """
     store, settings = store_of(app), app.conf.get("sqs_backoff")
     cached: tuple[object, object, Records] | None = vars(app).get("_sqs_backoff_records")
@@ -186,10 +186,10 @@ def records_of(app: Any) -> Records:
 
 
 def namespace_of(app: Any) -> str:
-    """Return what keeps this project's records apart from others on the same store.
+    """Return the name that separates this project's records from others on the same store.
 
     Raises:
-        ImproperlyConfigured: the store is shared and neither the setting nor the app has a name.
+        ImproperlyConfigured: the store is shared, and the setting and the app have no name.
     """
     namespace = _setting(app, "namespace")
     name = app.main if namespace is None else namespace

@@ -1,7 +1,7 @@
 """Records of one project in a store that others may read, share or write.
 
-Keys carry the project's namespace and are hashed, so neither another environment on the same store
-nor a database's collation can mix them up. Values are signed together with their key: a record that
+Keys carry the project's namespace and are hashed, so another environment on the same store or a
+database's collation cannot mix them up. Values are signed together with their key: a record that
 this project did not write, or that was moved to another key, is rejected.
 """
 
