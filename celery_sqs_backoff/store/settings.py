@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from botocore.exceptions import NoRegionError
+from botocore.exceptions import BotoCoreError
 from celery.exceptions import ImproperlyConfigured
 
 from .memory import MemoryStore
@@ -64,8 +64,9 @@ def _open(kind: str, url: str) -> Store:
         return make(url, urlsplit(url))
     except (ValueError, TypeError, LookupError):  # A library's error may quote the URL.
         raise ImproperlyConfigured(f"store: invalid {kind} URL: expected {form}") from None
-    except NoRegionError as exc:
-        raise ImproperlyConfigured(f"store: no AWS Region is set: expected {form}") from exc
+    except BotoCoreError as exc:  # such as a missing Region
+        why = f"no client could be made ({type(exc).__name__})"
+        raise ImproperlyConfigured(f"store: {why}: expected {form}") from exc
     except ImportError as exc:
         extra = "redis" if kind in ("rediss", "unix") else kind
         raise ImproperlyConfigured(
