@@ -108,8 +108,7 @@ class Heartbeat:
     def __init__(self, path: Path, pulse: Pulse) -> None:
         self._path = path
         self._pulse = pulse
-        self._faults: list[str] = []
-        self._has_failed = False
+        self._has_faults = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sqs-heartbeat", daemon=True)
 
@@ -126,29 +125,18 @@ class Heartbeat:
             self._path.unlink()
 
     def beat(self) -> None:
-        """Touch the file if all loops turn. Log each change of the faults."""
-        faults = self._pulse.faults()
-        if bool(faults) != bool(self._faults):
-            if faults:
-                logger.error("sqs_backoff.unhealthy: %s", "; ".join(faults))
-            else:
-                logger.info("sqs_backoff.healthy: all loops of the worker turn again")
-        self._faults = faults
-        if faults:
-            return
-        try:
-            self._path.touch()
-        except OSError as exc:
-            if not self._has_failed:
-                logger.error(
-                    "sqs_backoff.heartbeat_not_written: %s: %s; trying again every %g s",
-                    self._path,
-                    exc.strerror or type(exc).__name__,
-                    INTERVAL_SECONDS,
-                )
-            self._has_failed = True
-        else:
-            self._has_failed = False
+        """Touch the file if all loops turn. Log when faults begin and when they end."""
+        if not (faults := self._pulse.faults()):
+            try:
+                self._path.touch()
+            except OSError as exc:
+                why = exc.strerror or type(exc).__name__
+                faults = [f"the heartbeat {self._path} cannot be written: {why}"]
+        if faults and not self._has_faults:
+            logger.error("sqs_backoff.unhealthy: %s", "; ".join(faults))
+        elif self._has_faults and not faults:
+            logger.info("sqs_backoff.healthy: all loops of the worker turn again")
+        self._has_faults = bool(faults)
 
     def _run(self) -> None:
         while not self._stopped.wait(INTERVAL_SECONDS):

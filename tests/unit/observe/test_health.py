@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_written_is_said_once_and_tried_again(
     heartbeat = Heartbeat(path, pulse)
     heartbeat.beat()
     heartbeat.beat()
-    said = f"sqs_backoff.heartbeat_not_written: {path}: No such file or directory"
+    said = f"sqs_backoff.unhealthy: the heartbeat {path} cannot be written: No such file"
     assert caplog.text.count(said) == 1
     path.parent.mkdir()
     heartbeat.beat()
