@@ -44,17 +44,13 @@ def serve(
         timeout = _CLIENT_SECONDS  # a silent client must not keep its thread
 
         def do_GET(self) -> None:
-            path = self.path.split("?")[0]
+            path = self.path.partition("?")[0]
+            status, body, content_type = 404, b"expected /metrics or /healthz", _TEXT
             if path == "/metrics" and metrics is not None:
-                body, content_type = metrics()
-                self._respond(200, body, content_type)
+                status, (body, content_type) = 200, metrics()
             elif path == "/healthz":
                 found = faults()
-                self._respond(503 if found else 200, ("; ".join(found) or "ok").encode(), _TEXT)
-            else:
-                self._respond(404, b"expected /metrics or /healthz", _TEXT)
-
-        def _respond(self, status: int, body: bytes, content_type: str) -> None:
+                status, body = ((503 if found else 200), ("; ".join(found) or "ok").encode())
             self.send_response(status)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
