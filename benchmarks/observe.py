@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from celery_sqs_backoff.observe.announce import Announce
-from celery_sqs_backoff.observe.events import Event, Polled, RunEnded, Settled
+from celery_sqs_backoff.observe.events import Polled, RunEnded, Settled, WorkerEvent
 from celery_sqs_backoff.observe.log_lines import LogLines
 from celery_sqs_backoff.observe.metrics import Metrics
 from celery_sqs_backoff.observe.stream import Events
@@ -35,7 +35,7 @@ _BATCH = 10
 _LATENCY_MS = 10
 
 
-def _tasks(number: int) -> Iterator[Event]:
+def _tasks(number: int) -> Iterator[WorkerEvent]:
     """What a worker emits for tasks that succeed at their first run."""
     of_task: dict[str, Any] = {"queue": "mails", "task": "shop.send_mail"}
     for start in range(0, number, _BATCH):
@@ -59,7 +59,7 @@ def _observed() -> Events:
 def microseconds_per_task(*, tasks: int, repetitions: int) -> list[float]:
     """CPU time of all adapters, without that of making the events."""
     prepared = list(_tasks(tasks))
-    emit: Callable[[Event], None] = _observed().emit
+    emit: Callable[[WorkerEvent], None] = _observed().emit
     found = []
     with _without_collector():
         for _ in range(repetitions + 1):

@@ -15,7 +15,7 @@ from celery_sqs_backoff.classifiers import botocore, httpx, requests, sdk, smtpl
 from celery_sqs_backoff.classifiers.answers import STATUSES, StatusRule
 from celery_sqs_backoff.classifiers.exchange import Diagnosis, ErrorRule, Meaning
 from celery_sqs_backoff.doctor import RULES
-from celery_sqs_backoff.observe.instruments import INSTRUMENTS
+from celery_sqs_backoff.observe.metrics import INSTRUMENTS
 from celery_sqs_backoff.provider import gate
 from celery_sqs_backoff.retry import decision
 from celery_sqs_backoff.retry.outcomes import Outcome
@@ -38,9 +38,9 @@ def metrics() -> str:
     """Return the table of metrics."""
     rows = [
         (
-            f"`{one.prometheus_name}`",
+            f"`sqs_backoff_{one.name}`",
             one.kind,
-            ", ".join(f"`{label}`" for label in one.labels),
+            ", ".join(f"`{label}`" for label in one.labels.split()),
             one.text,
         )
         for one in INSTRUMENTS

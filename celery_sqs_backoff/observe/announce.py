@@ -11,23 +11,15 @@ from typing import Any, Final
 from ..signals import lease_lost, provider_changed
 from ..text import error_site
 from ..threads import start_daemon
-from .events import (
-    Event,
-    LeaseLost,
-    OfProvider,
-    ProviderPaused,
-    ProviderRecovered,
-    ProviderRecovering,
-    ProviderSlowed,
-)
+from . import events as of
 
 logger = logging.getLogger(__name__)
 
-_STATES: Final[dict[type[Event], str]] = {
-    ProviderPaused: "paused",
-    ProviderSlowed: "recovering",
-    ProviderRecovering: "recovering",
-    ProviderRecovered: "ok",
+_STATES: Final[dict[type[of.WorkerEvent], str]] = {
+    of.ProviderPaused: "paused",
+    of.ProviderSlowed: "recovering",
+    of.ProviderRecovering: "recovering",
+    of.ProviderRecovered: "ok",
 }
 
 #: Signals that wait because a receiver blocks. Beyond that the oldest are dropped.
@@ -51,12 +43,12 @@ class Announce:
         #: States of the providers and tenants that are not ok.
         self._states: dict[tuple[str, str], str] = {}
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: of.WorkerEvent) -> None:
         """Send the event's signal, if it has one."""
-        if isinstance(event, LeaseLost):
+        if isinstance(event, of.LeaseLost):
             ids = {"task_id": event.task_id, "message_id": event.message_id}
             self._send(lease_lost, self._task_named(event.task), **ids, queue=event.queue)
-        elif isinstance(event, OfProvider) and (state := _STATES.get(type(event))) is not None:
+        elif isinstance(event, of.OfProvider) and (state := _STATES.get(type(event))) is not None:
             key = (event.provider, event.tenant)
             if self._states.pop(key, "ok") != state:
                 self._send(provider_changed, event.provider, state=state, tenant=event.tenant)

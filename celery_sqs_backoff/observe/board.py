@@ -7,7 +7,7 @@ for long. It holds names of queues and numbers, but no content of messages.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -27,6 +27,11 @@ _WORST_FIRST: Final = ("paused", "recovering", "ok")
 _TRIES: Final = 20
 
 
+def find_first(times: Iterable[float | None]) -> float | None:
+    """Return the earliest of the times that are known."""
+    return min((at for at in times if at is not None), default=None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueueNow:
     """Numbers of one worker for one queue. Times are seconds since the epoch.
@@ -37,8 +42,6 @@ class QueueNow:
         waiting: messages that it has hidden and that are not due yet.
         oldest_sent_at: when the oldest of all these was sent.
         oldest_due_at: the same of the waiting messages, but one with an ETA counts from its ETA.
-        giving_up: waiting messages that have used three quarters of their ``retry_for``, and have
-            less than two hours of it left.
         next_gives_up_at: when the first waiting message gives up.
         dead_letters: messages given up since the worker started, by reason.
     """
@@ -48,7 +51,6 @@ class QueueNow:
     waiting: int = 0
     oldest_sent_at: float | None = None
     oldest_due_at: float | None = None
-    giving_up: int = 0
     next_gives_up_at: float | None = None
     dead_letters: Mapping[str, int] = field(default_factory=dict)
 
@@ -81,8 +83,7 @@ class ProviderNow:
     @property
     def badness(self) -> tuple[int, int]:
         """Key that sorts paused providers first, then the ones with most messages."""
-        rank = _WORST_FIRST.index(self.state) if self.state in _WORST_FIRST else 0
-        return rank, -self.hidden - self.in_line
+        return _WORST_FIRST.index(self.state), -self.hidden - self.in_line
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 A worker emits them in its main process, from any of its threads. They hold names, numbers and
 reasons, never arguments, bodies or texts of exceptions. To add one, write its class here, emit it
-where it happens, and give it a row in ``log_lines.LINES`` or ``instruments.INSTRUMENTS``.
+where it happens, and give it a row in ``log_lines.LINES`` or ``metrics.INSTRUMENTS``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ UNKNOWN_TASK: Final = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Event:
+class WorkerEvent:
     """An event on a queue.
 
     Attributes:
@@ -29,7 +29,7 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Polled(Event):
+class Polled(WorkerEvent):
     """SQS answered a ReceiveMessage.
 
     Attributes:
@@ -41,7 +41,7 @@ class Polled(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReceiveFailed(Event):
+class ReceiveFailed(WorkerEvent):
     """A ReceiveMessage failed.
 
     Attributes:
@@ -55,7 +55,7 @@ class ReceiveFailed(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReceivingAgain(Event):
+class ReceivingAgain(WorkerEvent):
     """SQS answered a ReceiveMessage again, after ``failures`` in a row."""
 
     name = "receiving_again"
@@ -63,7 +63,7 @@ class ReceivingAgain(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OfMessage(Event):
+class OfMessage(WorkerEvent):
     """An event of one message, by SQS's id of it."""
 
     message_id: str
@@ -147,14 +147,14 @@ class Discarded(OfTask):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hidden(OfMessage):
+class MessageHidden(OfMessage):
     """The worker asks SQS to hide a message for a retry, an ETA, or a provider that is down.
 
     Attributes:
         seconds: for how long.
         sent_at: when the message was sent, in seconds since the epoch; ``None`` = not known.
         eta: when its task is due at the earliest, as its sender wished; ``None`` = immediately.
-        gives_up_at: when ``retry_for``, in seconds, is over, since the epoch; ``None`` = never.
+        gives_up_at: when ``retry_for`` is over, in seconds since the epoch; ``None`` = never.
     """
 
     name = "hidden"
@@ -162,11 +162,10 @@ class Hidden(OfMessage):
     sent_at: float | None = None
     eta: float | None = None
     gives_up_at: float | None = None
-    retry_for: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recalled(Event):
+class Recalled(WorkerEvent):
     """The worker asks SQS to show hidden messages now, because their provider is back.
 
     Attributes:
@@ -175,13 +174,6 @@ class Recalled(Event):
 
     name = "recalled"
     message_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GivenBack(OfMessage):
-    """The worker gave back a message before its task started."""
-
-    name = "given_back"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,7 +217,7 @@ class SettlementFailed(OfMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SettlementRefused(Event):
+class SettlementRefused(WorkerEvent):
     """SQS refuses an action until an operator acts. The worker tries it again, with long pauses.
 
     Attributes:
@@ -239,7 +231,7 @@ class SettlementRefused(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settled(Event):
+class Settled(WorkerEvent):
     """SQS answered a batch call.
 
     Attributes:
@@ -255,7 +247,7 @@ class Settled(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OfProvider(Event):
+class OfProvider(WorkerEvent):
     """An event of a provider's gate in this worker. It has no queue.
 
     Attributes:

@@ -14,25 +14,7 @@ from celery.utils.log import get_logger
 
 from ..retry.outcomes import Outcome
 from ..text import printable
-from .events import (
-    DeadLettered,
-    Event,
-    HeldTooLong,
-    LeaseLost,
-    OfProvider,
-    OfTask,
-    ProviderPaused,
-    ProviderProbed,
-    ProviderRecovered,
-    ProviderRecovering,
-    ProviderSlowed,
-    ReceiveFailed,
-    ReceivingAgain,
-    RenewalRefused,
-    Retried,
-    SettlementFailed,
-    SettlementRefused,
-)
+from . import events as of
 from .stream import Events
 
 logger = get_logger(__name__)
@@ -50,7 +32,7 @@ class LogLine:
         once_per: fields; the line is written once for the same values of all of them.
     """
 
-    kind: type[Event]
+    kind: type[of.WorkerEvent]
     level: int
     text: str
     applies: Callable[[Any], bool] | None = None
@@ -59,61 +41,61 @@ class LogLine:
 
 LINES: Final = (
     LogLine(
-        ReceiveFailed,
+        of.ReceiveFailed,
         WARNING,
         "queue %(queue)s: %(code)s; trying again until it works",
         lambda event: event.failures == 1,
     ),
-    LogLine(ReceivingAgain, INFO, "queue %(queue)s, after %(failures)s failure(s)"),
-    LogLine(Retried, INFO, "%(facts)s"),
-    LogLine(DeadLettered, WARNING, "%(facts)s", lambda event: event.is_kept),
+    LogLine(of.ReceivingAgain, INFO, "queue %(queue)s, after %(failures)s failure(s)"),
+    LogLine(of.Retried, INFO, "%(facts)s"),
+    LogLine(of.DeadLettered, WARNING, "%(facts)s", lambda event: event.is_kept),
     LogLine(
-        DeadLettered,
+        of.DeadLettered,
         WARNING,
         "%(facts)s: deleted, because no dead-letter queue is to get it",
         lambda event: not event.is_kept,
     ),
-    LogLine(LeaseLost, ERROR, "%(facts)s: another worker may be running it"),
+    LogLine(of.LeaseLost, ERROR, "%(facts)s: another worker may be running it"),
     LogLine(
-        RenewalRefused,
+        of.RenewalRefused,
         WARNING,
         "message %(message_id)s of %(queue)s is no longer ours (%(code)s)",
     ),
     LogLine(
-        HeldTooLong,
+        of.HeldTooLong,
         ERROR,
         "message %(message_id)s of %(queue)s is held for longer than SQS allows",
     ),
     LogLine(
-        SettlementFailed,
+        of.SettlementFailed,
         WARNING,
         "cannot %(action)s message %(message_id)s on %(queue)s: %(code)s",
     ),
     LogLine(
-        SettlementRefused,
+        of.SettlementRefused,
         ERROR,
         "SQS refuses to %(action)s for queue %(queue)s (%(code)s); no message is lost, and this is"
         " logged once per queue",
         once_per=("queue", "action", "code"),
     ),
     LogLine(
-        ProviderPaused,
+        of.ProviderPaused,
         WARNING,
         "%(provider)s: its messages are hidden without running, except for probes",
     ),
-    LogLine(ProviderProbed, INFO, "%(provider)s: one message runs"),
+    LogLine(of.ProviderProbed, INFO, "%(provider)s: one message runs"),
     LogLine(
-        ProviderSlowed,
+        of.ProviderSlowed,
         WARNING,
         "%(provider)s: it refuses calls, which are limited, from one a second on",
     ),
     LogLine(
-        ProviderRecovering,
+        of.ProviderRecovering,
         INFO,
         "%(provider)s: %(rate).1f calls a second, %(waiting)s messages wait",
     ),
     LogLine(
-        ProviderRecovered,
+        of.ProviderRecovered,
         INFO,
         "%(provider)s: calls are not limited any more; %(recalled)s messages were brought forward",
     ),
@@ -132,17 +114,17 @@ class LogLines:
 
     def __init__(self) -> None:
         self._written: set[tuple[object, ...]] = set()
-        self._lines: dict[type[Event], list[LogLine]] = {}
+        self._lines: dict[type[of.WorkerEvent], list[LogLine]] = {}
         for line in LINES:
             self._lines.setdefault(line.kind, []).append(line)
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: of.WorkerEvent) -> None:
         """Write the event's lines, if it has any."""
         for line in self._lines.get(type(event), ()):
             if line.applies is None or line.applies(event):
                 self._write(line, event)
 
-    def _write(self, line: LogLine, event: Event) -> None:
+    def _write(self, line: LogLine, event: of.WorkerEvent) -> None:
         if line.once_per:
             key = (line.kind, *(getattr(event, name) for name in line.once_per))
             if key in self._written:
@@ -154,13 +136,13 @@ class LogLines:
             for name, value in values.items()
         }
         extra = {}
-        if isinstance(event, OfTask):
+        if isinstance(event, of.OfTask):
             facts = _describe(values)
             shown["facts"] = " ".join(f"{name}={_quote(value)}" for name, value in facts.items())
             extra = {f"sqs_backoff.{name}": value for name, value in facts.items()}
-        elif isinstance(event, OfProvider) and event.tenant:
+        elif isinstance(event, of.OfProvider) and event.tenant:
             shown["provider"] += f"[{shown['tenant']}]"
-        elif isinstance(event, SettlementFailed) and event.code is None:
+        elif isinstance(event, of.SettlementFailed) and event.code is None:
             shown["code"] = "its visibility timeout is over"
         logger.log(line.level, f"sqs_backoff.{event.name}: {line.text}", shown, extra=extra)
 

@@ -9,28 +9,128 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from . import instruments as of
+from . import events as of
 from .board import ProviderNow
-from .events import Event, Polled
-from .instruments import INSTRUMENTS, Instrument
 from .waiting import Waiting
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-_Labels: TypeAlias = tuple[str, ...]
+#: Label values and the number of each.
+_Readings: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 
-#: Label values, and the number.
-Readings: TypeAlias = Iterable[tuple[_Labels, float]]
 
-#: Instruments by the event that they count.
-_COUNTED_BY: Final[dict[type[Event], list[Instrument]]] = defaultdict(list)
+@dataclass(frozen=True)
+class Instrument:
+    """A row of the table of metrics.
+
+    Attributes:
+        name: without the prefix ``sqs_backoff_``.
+        labels: their names, separated by spaces. A counter's are fields of the event.
+        text: its meaning, as a sentence.
+        event: that it counts; ``None``: a gauge, which is read when it is scraped.
+        amount: the number that an event adds.
+    """
+
+    name: str
+    labels: str
+    text: str
+    event: type[of.WorkerEvent] | None = None
+    amount: Callable[[Any], int] = lambda event: 1
+
+    @property
+    def kind(self) -> str:
+        """Kind, as Prometheus calls it."""
+        return "counter" if self.event else "gauge"
+
+
+#: ``python -m tests.tables`` documents them.
+INSTRUMENTS: Final = (
+    Instrument(
+        "runs_total",
+        "task queue outcome",
+        "Runs of tasks with the base class that ended, without those that a stopping worker cut"
+        " short.",
+        of.RunEnded,
+    ),
+    Instrument("retries_total", "task queue", "Runs that are to be repeated.", of.Retried),
+    Instrument(
+        "dead_letters_total",
+        "task queue reason",
+        "Messages given up. Without a dead-letter queue, or with on_give_up='fail', they are"
+        " deleted.",
+        of.DeadLettered,
+    ),
+    Instrument(
+        "discarded_total",
+        "task queue",
+        "Messages of tasks with the base class, deleted because they had expired or were revoked.",
+        of.Discarded,
+    ),
+    Instrument(
+        "messages_running",
+        "queue",
+        "Messages whose task is running now, with the base class or without.",
+    ),
+    Instrument(
+        "messages_waiting",
+        "queue",
+        "Messages that this worker has hidden and that are not due yet.",
+    ),
+    Instrument(
+        "oldest_waiting_seconds",
+        "queue",
+        "Age of the oldest message that waits, since it was sent, or since its ETA; 0 if none"
+        " does.",
+    ),
+    Instrument(
+        "received_total", "queue", "Messages received.", of.Polled, lambda e: len(e.message_ids)
+    ),
+    Instrument("receives_total", "queue", "ReceiveMessage calls that SQS answered.", of.Polled),
+    Instrument(
+        "receive_failures_total",
+        "queue code",
+        "ReceiveMessage calls that failed.",
+        of.ReceiveFailed,
+    ),
+    Instrument("poll_age_seconds", "queue", "Time since the last answered ReceiveMessage."),
+    Instrument(
+        "calls_total", "queue action", "Batch calls to SQS, with those that failed.", of.Settled
+    ),
+    Instrument(
+        "call_failures_total",
+        "queue action code",
+        "Entries of batch calls that SQS did not accept.",
+        of.Settled,
+        lambda call: call.failed,
+    ),
+    Instrument(
+        "leases_lost_total", "task queue", "Running messages that others may have.", of.LeaseLost
+    ),
+    Instrument(
+        "provider_state",
+        "provider state",
+        "Whether the provider is paused, or recovering: 0 or 1, or with a key the number of"
+        " tenants.",
+    ),
+    Instrument(
+        "provider_rate",
+        "provider",
+        "Calls a second that this worker may make to a provider that recovers.",
+    ),
+    Instrument(
+        "provider_waiting",
+        "provider place",
+        "Messages for the provider that this worker has hidden, or holds in line for their turn.",
+    ),
+)
+
+_COUNTED_BY: Final[dict[type[of.WorkerEvent], list[Instrument]]] = defaultdict(list)
 for _one in INSTRUMENTS:
     if _one.event is not None:
         _COUNTED_BY[_one.event].append(_one)
@@ -64,87 +164,57 @@ class Metrics:
         self._clock = clock
         self._now = now
         self._lock = threading.Lock()
-        self._sums: dict[str, dict[_Labels, float]] = defaultdict(lambda: defaultdict(float))
-        self._buckets: dict[str, dict[_Labels, list[int]]] = defaultdict(dict)
+        self._sums: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
         self._last_receive: dict[str, float] = {}
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: of.WorkerEvent) -> None:
         """Count an event."""
         if (queue := event.queue) and (
-            isinstance(event, Polled) or queue not in self._last_receive
+            isinstance(event, of.Polled) or queue not in self._last_receive
         ):
             self._last_receive[queue] = self._clock()
         for one in _COUNTED_BY.get(type(event), ()):
-            if (amount := one.amount(event)) is not None:
-                labels = tuple(getattr(event, label) or "unknown" for label in one.labels)
+            if amount := one.amount(event):
+                labels = tuple(getattr(event, label) or "unknown" for label in one.labels.split())
                 with self._lock:
-                    self._add(one, amount, labels)
+                    self._sums[one.name][labels] += amount
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, as ``prometheus_client`` asks for them."""
-        from prometheus_client import core
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        gauges = self._read_gauges()
+        readings = self._read_gauges()
+        with self._lock:
+            readings |= {name: list(sums.items()) for name, sums in self._sums.items()}
         for one in INSTRUMENTS:
-            name, text = one.prometheus_name, one.text
-            if one.buckets:
-                yield self._histogram(one)
-                continue
-            is_gauge = one.event is None
-            make: Any = core.GaugeMetricFamily if is_gauge else core.CounterMetricFamily
-            family: Any = make(name, text, labels=one.labels)
-            for labels, value in gauges[one] if is_gauge else self._read(one):
+            make: Any = CounterMetricFamily if one.event else GaugeMetricFamily
+            family: Any = make(f"sqs_backoff_{one.name}", one.text, labels=one.labels.split())
+            for labels, value in readings.get(one.name, ()):
                 family.add_metric(labels, value)
             yield family
 
-    def _read_gauges(self) -> dict[Instrument, Readings]:
+    def _read_gauges(self) -> dict[str, _Readings]:
         at, clock = self._now(), self._clock()
         received = dict(self._last_receive)
-        known = [((queue,), self._waiting.now(queue, at=at)) for queue in received]
-        of_providers: dict[Instrument, Counter[_Labels]] = defaultdict(Counter)
+        known = [((queue,), self._waiting.now(queue)) for queue in received]
+        states: Counter[tuple[str, ...]] = Counter()
+        rates: dict[tuple[str, ...], float] = defaultdict(float)
+        places: Counter[tuple[str, ...]] = Counter()
         for one in self._providers():
             name = one.provider
             for state in ("paused", "recovering"):
-                of_providers[of.PROVIDER_STATE][name, state] += one.state == state
-            of_providers[of.PROVIDER_RATE][name,] += one.rate  # type: ignore[assignment]
-            of_providers[of.PROVIDER_WAITING][name, "hidden"] += one.hidden
-            of_providers[of.PROVIDER_WAITING][name, "in line"] += one.in_line
+                states[name, state] += one.state == state
+            rates[name,] += one.rate
+            places[name, "hidden"] += one.hidden
+            places[name, "in line"] += one.in_line
         return {
-            of.RUNNING: [((queue,), self._running(queue)) for queue in received],
-            of.WAITING: [(labels, now.waiting) for labels, now in known],
-            of.OLDEST: [
+            "messages_running": [((queue,), self._running(queue)) for queue in received],
+            "messages_waiting": [(labels, now.waiting) for labels, now in known],
+            "oldest_waiting_seconds": [
                 (labels, max(0.0, at - (now.oldest_due_at or at))) for labels, now in known
             ],
-            of.GIVING_UP: [(labels, now.giving_up) for labels, now in known],
-            of.POLL_AGE: [((queue,), clock - last) for queue, last in received.items()],
-            **{gauge: of_providers[gauge].items() for gauge in of.OF_PROVIDERS},
+            "poll_age_seconds": [((queue,), clock - last) for queue, last in received.items()],
+            "provider_state": states.items(),
+            "provider_rate": rates.items(),
+            "provider_waiting": places.items(),
         }
-
-    def _add(self, instrument: Instrument, amount: float, labels: _Labels) -> None:
-        self._sums[instrument.name][labels] += amount
-        if instrument.buckets:
-            counts = self._buckets[instrument.name].get(labels)
-            if counts is None:
-                counts = [0] * (len(instrument.buckets) + 1)  # the last is above all bounds
-                self._buckets[instrument.name][labels] = counts
-            counts[bisect_left(instrument.buckets, amount)] += 1
-
-    def _read(self, instrument: Instrument) -> Readings:
-        with self._lock:
-            return list(self._sums[instrument.name].items())
-
-    def _histogram(self, one: Instrument) -> Metric:
-        from prometheus_client.core import HistogramMetricFamily
-        from prometheus_client.utils import floatToGoString
-
-        family = HistogramMetricFamily(one.prometheus_name, one.text, labels=one.labels)
-        bounds = [*map(floatToGoString, one.buckets), "+Inf"]
-        with self._lock:
-            sums = self._sums[one.name]
-            found = [
-                (labels, list(accumulate(counts)), sums[labels])
-                for labels, counts in self._buckets[one.name].items()
-            ]
-        for labels, counts, total in found:
-            family.add_metric(labels, list(zip(bounds, map(float, counts), strict=True)), total)
-        return family

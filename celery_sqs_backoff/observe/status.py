@@ -16,7 +16,7 @@ from ..sqs.errors import Failure
 from ..sqs.limits import MAX_IN_FLIGHT_MESSAGES
 from ..sqs.queues import read_redrive_policy, sibling_url
 from ..units import in_words
-from .board import ProviderNow, QueueNow, WorkerNow
+from .board import ProviderNow, QueueNow, WorkerNow, find_first
 
 #: Fields of a queue that ``sqs-status --json`` prints.
 _PUBLISHED: Final = (
@@ -73,9 +73,9 @@ class QueueStatus:
 
     @property
     def unaccounted(self) -> int:
-        """Messages in flight that no worker knows, if they are the most, or else 0.
+        """Messages in flight that no worker has reported, if they are the most, or else 0.
 
-        A worker that has ended may have hidden them.
+        A worker has hidden them since its last report, or before it ended.
         """
         known = self.known or QueueNow()
         accounted = known.waiting + known.running + known.held
@@ -190,9 +190,8 @@ def with_workers(status: QueueStatus, workers: Iterable[WorkerNow], *, now: floa
         running=sum(one.running for one in found),
         held=sum(one.held for one in found),
         waiting=sum(one.waiting for one in found),
-        oldest_sent_at=_first(one.oldest_sent_at for one in found),
-        giving_up=sum(one.giving_up for one in found),
-        next_gives_up_at=_first(one.next_gives_up_at for one in found),
+        oldest_sent_at=find_first(one.oldest_sent_at for one in found),
+        next_gives_up_at=find_first(one.next_gives_up_at for one in found),
         dead_letters=sum((Counter(one.dead_letters) for one in found), Counter()),
     )
     return replace(status, known=known, at=now)
@@ -287,17 +286,15 @@ def _notes(status: Status) -> Iterator[str]:
 def _outlook(queue: QueueStatus) -> Iterator[str]:
     if queue.unaccounted:
         yield (
-            f"{queue.unaccounted} messages in flight are known to no worker that runs: hidden"
-            " before a deploy or a crash"
+            f"{queue.unaccounted} messages in flight are in no worker's last report: hidden within"
+            " the last 10 seconds, or before a deploy or a crash"
         )
     if (deleted_in := queue.deleted_in_seconds) is not None and deleted_in < _SOON_SECONDS:
         yield f"SQS deletes the oldest message in {in_words(deleted_in)}"
     if queue.known is None:
         return
     if (first_at := queue.known.next_gives_up_at) is not None:
-        soon = f"; {number} give up within 2 hours" if (number := queue.known.giving_up) else ""
-        first = in_words(max(0.0, first_at - queue.at))
-        yield f"the first waiting message gives up in {first}{soon}"
+        yield f"the first waiting message gives up in {in_words(max(0.0, first_at - queue.at))}"
     if queue.known.dead_letters:
         reasons = sorted(queue.known.dead_letters.items(), key=lambda pair: -pair[1])
         listed = ", ".join(f"{number} {reason}" for reason, number in reasons)
@@ -307,10 +304,6 @@ def _outlook(queue: QueueStatus) -> Iterator[str]:
 def _name(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _first(times: Iterable[float | None]) -> float | None:
-    return min((at for at in times if at is not None), default=None)
 
 
 def _messages(calls: Calls) -> int | None:

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable
 
 from ..text import error_site
-from .events import Event
+from .events import WorkerEvent
 
 logger = logging.getLogger(__name__)
 
-Listener = Callable[[Event], object]
+Listener = Callable[[WorkerEvent], object]
 
 
 class Events:
@@ -33,7 +33,7 @@ class Events:
 
         return unsubscribe
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: WorkerEvent) -> None:
         """Hand an event to all listeners. Never raises."""
         for listener in self._listeners:
             try:

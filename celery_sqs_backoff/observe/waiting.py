@@ -11,25 +11,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from .board import QueueNow
-from .events import DeadLettered, Event, Hidden, Polled, Recalled, SettlementFailed
-
-#: How far ahead "gives up soon" looks.
-_SOON_SECONDS: Final = 2 * 3600.0
-
-#: A message gives up soon only if at most this share of its ``retry_for`` is left.
-_LAST_SHARE: Final = 0.25
+from .board import QueueNow, find_first
+from .events import DeadLettered, MessageHidden, Polled, Recalled, SettlementFailed, WorkerEvent
 
 #: Most messages of one queue, because SQS does not allow more in flight.
 _MOST: Final = 120_000
 
-#: With this many messages, due ones are dropped.
-_FIRST_PRUNE: Final = 1_000
+#: How often messages that are due are dropped.
+_PRUNE_SECONDS: Final = 60.0
 
 
-class _Entry(NamedTuple):
+class _UntilDue(NamedTuple):
     due: float
-    hidden: Hidden
+    hidden: MessageHidden
 
 
 class Waiting:
@@ -46,13 +40,13 @@ class Waiting:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._entries: dict[str, dict[str, _Entry]] = defaultdict(dict)
-        self._prune_at: dict[str, int] = defaultdict(lambda: _FIRST_PRUNE)
+        self._entries: dict[str, dict[str, _UntilDue]] = defaultdict(dict)
+        self._pruned_at = clock()
         self._dead_letters: dict[str, Counter[str]] = defaultdict(Counter)
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: WorkerEvent) -> None:
         """Enter an event. This is a listener of :class:`.stream.Events`."""
-        if isinstance(event, Hidden):
+        if isinstance(event, MessageHidden):
             with self._lock:
                 self._hide(event)
         elif isinstance(event, Polled | Recalled):
@@ -66,49 +60,36 @@ class Waiting:
                 if isinstance(event, DeadLettered):
                     self._dead_letters[event.queue][event.reason] += 1
 
-    def _hide(self, event: Hidden) -> None:
+    def _hide(self, event: MessageHidden) -> None:
+        if self._clock() >= self._pruned_at + _PRUNE_SECONDS:
+            self._prune()
         entries = self._entries[event.queue]
-        if len(entries) >= min(_MOST, self._prune_at[event.queue]):
-            # The next look is at twice as many, so the cost per message is constant.
-            self._prune_at[event.queue] = max(_FIRST_PRUNE, 2 * self._prune(event.queue))
         if len(entries) < _MOST:
-            entries[event.message_id] = _Entry(self._clock() + event.seconds, event)
+            entries[event.message_id] = _UntilDue(self._clock() + event.seconds, event)
 
-    def _prune(self, queue: str) -> int:
-        """Drop the messages that are due. Return how many are left."""
-        entries, now = self._entries[queue], self._clock()
-        for message_id in [name for name, entry in entries.items() if entry.due <= now]:
-            del entries[message_id]
-        return len(entries)
+    def _prune(self) -> None:
+        """Drop the messages that are due."""
+        self._pruned_at = now = self._clock()
+        for entries in self._entries.values():
+            for message_id in [name for name, entry in entries.items() if entry.due <= now]:
+                del entries[message_id]
 
     def queues(self) -> set[str]:
         """Return the names of the queues of which something was hidden or given up."""
         with self._lock:
             return {*self._entries, *self._dead_letters}
 
-    def now(self, queue: str, *, at: float) -> QueueNow:
-        """Return the messages of a queue that wait or were given up, in numbers.
-
-        Args:
-            queue: its name.
-            at: the time, in seconds since the epoch.
-        """
+    def now(self, queue: str) -> QueueNow:
+        """Return the messages of a queue that wait or were given up, in numbers."""
         with self._lock:
-            self._prune(queue)
+            self._prune()
             hidden = [entry.hidden for entry in self._entries[queue].values()]
             dead_letters = dict(self._dead_letters[queue])
-        ends = [(one.gives_up_at, one.retry_for) for one in hidden if one.gives_up_at is not None]
-        sent = [(one.sent_at, one.eta) for one in hidden if one.sent_at is not None]
+        sent = [(one.sent_at, one.eta or 0.0) for one in hidden if one.sent_at is not None]
         return QueueNow(
             waiting=len(hidden),
-            oldest_sent_at=min((sent_at for sent_at, _ in sent), default=None),
-            oldest_due_at=min((max(sent_at, eta or 0.0) for sent_at, eta in sent), default=None),
-            giving_up=sum(_is_soon(end - at, retry_for) for end, retry_for in ends),
-            next_gives_up_at=min((end for end, _ in ends), default=None),
+            oldest_sent_at=find_first(sent_at for sent_at, _ in sent),
+            oldest_due_at=find_first(max(pair) for pair in sent),
+            next_gives_up_at=find_first(one.gives_up_at for one in hidden),
             dead_letters=dead_letters,
         )
-
-
-def _is_soon(seconds: float, retry_for: float | None) -> bool:
-    is_last = retry_for is None or seconds <= _LAST_SHARE * retry_for
-    return is_last and seconds <= _SOON_SECONDS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -108,7 +107,7 @@ def know_of(
         sent_at[lease.queue.name].append(lease.delivery.sent_at)
     queues: dict[str, QueueNow] = {}
     for name in {*consumed, *sent_at, *waiting.queues()}:
-        known, tasks = waiting.now(name, at=time.time()), running(name)
+        known, tasks = waiting.now(name), running(name)
         ages = [known.oldest_sent_at, *sent_at[name]]
         queues[name] = replace(
             known,

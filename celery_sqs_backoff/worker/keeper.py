@@ -355,7 +355,7 @@ _VERBS = {state: state.value for state in State} | {
 }
 
 
-def _report(event: Event) -> events.Event | None:
+def _report(event: Event) -> events.WorkerEvent | None:
     """Return the event for observers of a change in the table; ``None``: it has none."""
     row, purpose, code = event.row, event.purpose, str(event.failure)
     queue, message_id = row.queue.name, row.message_id

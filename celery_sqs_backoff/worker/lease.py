@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..observe.events import GivenBack, Hidden
+from ..observe.events import MessageHidden
 from ..sqs.calls import Calls
 from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.delivery import Delivery
@@ -58,7 +58,6 @@ class Lease(Row):
         "keeper",
         "keeps_place",
         "on_lost",
-        "retry_for",
         "slot_at",
         "trace_header",
     )
@@ -94,7 +93,6 @@ class Lease(Row):
         self.delivery = delivery
         self.free: Callable[[], None] = free
         #: The task's, in seconds, and when it is over, since the epoch; set once that is known.
-        self.retry_for: float | None = None
         self.gives_up_at: float | None = None
         #: Whether the task may be running: asked when the connection is lost.
         self.handed_to_pool: Callable[[], bool] = _no
@@ -142,10 +140,7 @@ class Lease(Row):
             self.keeper.memory.count_given_back(message_id, due_since=due_since)
         if until is not None:
             return self._settle(State.HIDE, due_at=until)
-        is_given_back = self.release()
-        if is_given_back:
-            self.keeper.events.emit(GivenBack(queue=self.queue.name, message_id=message_id))
-        return is_given_back
+        return self.release()
 
     def dead_letter(self, record: DeadLetterRecord) -> bool:
         """Send the message, with the record on it, to the queue's dead-letter queue."""
@@ -192,14 +187,13 @@ class Lease(Row):
         return True
 
     def _tell_hidden(self, due_at: float) -> None:
-        hidden = Hidden(
+        hidden = MessageHidden(
             queue=self.queue.name,
             message_id=self.delivery.message_id,
             seconds=due_at - self.keeper.clock(),
             sent_at=self.delivery.sent_at,
             eta=self.delivery.due_at,
             gives_up_at=self.gives_up_at,
-            retry_for=self.retry_for,
         )
         self.keeper.events.emit(hidden)
 

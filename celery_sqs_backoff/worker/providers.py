@@ -21,13 +21,13 @@ from celery.utils.log import get_logger
 
 from ..observe.board import ProviderNow
 from ..observe.events import (
-    Event,
     ProviderPaused,
     ProviderProbed,
     ProviderRecovered,
     ProviderRecovering,
     ProviderSlowed,
     Recalled,
+    WorkerEvent,
 )
 from ..provider.fleet import FleetSlots
 from ..provider.gate import MANY_FAILURES, Message, ProviderGate, State
@@ -350,7 +350,7 @@ class Gates:
         self._fleet = fleet
         self._gates: OrderedDict[tuple[str, str], Gate] = OrderedDict()
         self._differing: set[Provider] = set()
-        self._told: deque[Event] = deque()
+        self._told: deque[WorkerEvent] = deque()
 
     def of(self, provider: Any, tenant: str = "") -> Gate | None:
         """Return the gate of a task's option ``provider``; ``None``: the task has none."""
@@ -419,7 +419,7 @@ class Gates:
                 for (name, _), gate in self._gates.items()
             ]
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: WorkerEvent) -> None:
         """Let observers hear of something once the lock is free: they may write to a slow log."""
         self._told.append(event)
 

@@ -284,7 +284,6 @@ class Receiver:
         arrival.options, lease = task.backoff_options, arrival.lease
         retry_for = task.backoff_options.retry_for
         if retry_for is not None:
-            lease.retry_for = retry_for
             lease.gives_up_at = lease.delivery.first_due_at + retry_for
 
     def _prepare(self, arrival: Arrival, message: dict[str, Any]) -> None:

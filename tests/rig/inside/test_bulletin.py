@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from celery_sqs_backoff.observe.board import QueueNow
-from celery_sqs_backoff.observe.events import Hidden
+from celery_sqs_backoff.observe.events import MessageHidden
 from celery_sqs_backoff.observe.waiting import Waiting
 from celery_sqs_backoff.worker.bulletin import know_of
 
@@ -19,7 +19,7 @@ def a_lease(queue: str, sent_at: float) -> Any:
 def test_know_of() -> None:
     """A worker knows what it holds, runs and hides of the queues that it consumes or has met."""
     waiting = Waiting()
-    waiting(Hidden(queue="bulk", message_id="m", seconds=60, sent_at=8.0))
+    waiting(MessageHidden(queue="bulk", message_id="m", seconds=60, sent_at=8.0))
     found = know_of(
         waiting,
         running={"mails": 1, "bulk": 0, "new": 0}.__getitem__,

@@ -12,7 +12,6 @@ import pytest
 from celery_sqs_backoff import Exponential, FullJitter, Outcome, Policy, Provider, Schedule
 from celery_sqs_backoff.observe.board import ProviderNow
 from celery_sqs_backoff.observe.events import (
-    Event,
     OfProvider,
     ProviderPaused,
     ProviderProbed,
@@ -20,6 +19,7 @@ from celery_sqs_backoff.observe.events import (
     ProviderRecovering,
     Recalled,
     SettlementFailed,
+    WorkerEvent,
 )
 from celery_sqs_backoff.observe.waiting import Waiting
 from celery_sqs_backoff.provider.gate import CALM_SECONDS, State
@@ -63,7 +63,7 @@ class Scene:
         self.keeper = Keeper(linger_seconds=0, clock=lambda: self.now, rng=Random(1))
         self.gates = Gates(self.keeper, room=lambda: room, rng=Random(1))
         self.gates.stop()
-        self.seen: list[Event] = []
+        self.seen: list[WorkerEvent] = []
         self.keeper.events.subscribe(self.seen.append)
         self.options = Options(**{"provider": Provider("mail"), **options})
         gate = self.gates.of(self.options.provider)
@@ -168,12 +168,12 @@ def test_what_is_brought_forward_waits_no_more_whoever_receives_it() -> None:
     scene.outage()
     for i in range(30):
         scene.hide(f"m{i}")
-    assert waiting.now("mail", at=0).waiting == 30
+    assert waiting.now("mail").waiting == 30
     scene.recover()
     for _ in range(60):
         scene.now += 1.0
         scene.recall()
-    assert waiting.now("mail", at=0).waiting == 0
+    assert waiting.now("mail").waiting == 0
 
 
 def test_a_policy_that_fails_does_not_keep_messages_from_being_hidden() -> None:
@@ -814,7 +814,7 @@ def test_observers_are_told_without_the_lock_that_renewals_need() -> None:
     """A log that is slow, or blocked, holds up no lease."""
     scene, was_free = Scene(), []
 
-    def hear(event: Event) -> None:
+    def hear(event: WorkerEvent) -> None:
         def take() -> None:
             was_free.append(scene.keeper.lock.acquire(timeout=0.5))
             if was_free[-1]:

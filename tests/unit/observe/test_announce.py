@@ -10,7 +10,7 @@ import pytest
 
 from celery_sqs_backoff.observe.announce import Announce
 from celery_sqs_backoff.observe.events import (
-    GivenBack,
+    HeldTooLong,
     LeaseLost,
     ProviderPaused,
     ProviderProbed,
@@ -49,7 +49,7 @@ def test_provider_changed(sent: list[tuple[Any, ...]]) -> None:
     recovering = ProviderRecovering(provider="p", rate=1.0, waiting=7)
     for event in (
         ProviderProbed(provider="p"),
-        GivenBack(queue="q", message_id="m"),
+        HeldTooLong(queue="q", message_id="m"),
         ProviderPaused(provider="p", tenant="x"),
         *[ProviderPaused(provider="p"), recovering, recovering],
         ProviderRecovered(provider="p", recalled=7),

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from celery_sqs_backoff.observe.events import GivenBack, Polled
+from celery_sqs_backoff.observe.events import HeldTooLong, Polled
 from celery_sqs_backoff.observe.stream import Events
 
 
@@ -17,7 +17,7 @@ def test_each_listener_gets_each_event_until_it_unsubscribes() -> None:
     one = Polled(queue="mails")
     events.emit(one)
     stop()
-    two = GivenBack(queue="mails", message_id="m")
+    two = HeldTooLong(queue="mails", message_id="m")
     events.emit(two)
     assert (first, second) == ([one], [one, two])
 
@@ -34,10 +34,10 @@ def test_a_listener_that_raises_is_logged_once_and_harms_nobody(
     events.subscribe(seen.append)
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
-            events.emit(GivenBack(queue="mails", message_id="m"))
+            events.emit(HeldTooLong(queue="mails", message_id="m"))
     assert len(seen) == 3
     [record] = caplog.records
     assert record.getMessage().startswith(
-        "sqs_backoff.listener_failed: given_back: builtins.OSError"
+        "sqs_backoff.listener_failed: held_too_long: builtins.OSError"
     )
     assert "disk full" not in caplog.text

@@ -10,8 +10,7 @@ import pytest
 
 from celery_sqs_backoff.observe.events import (
     DeadLettered,
-    Event,
-    GivenBack,
+    Discarded,
     HeldTooLong,
     LeaseLost,
     ProviderRecovering,
@@ -21,6 +20,7 @@ from celery_sqs_backoff.observe.events import (
     Retried,
     SettlementFailed,
     SettlementRefused,
+    WorkerEvent,
 )
 from celery_sqs_backoff.observe.log_lines import LogLines, make_logged_events
 
@@ -98,9 +98,11 @@ RETRIED: dict[str, Any] = {
             "sqs_backoff.provider_recovering: mailgun[5f]: 2.0 calls a second, 31 messages wait",
         ),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Event) else "",
+    ids=lambda value: type(value).__name__ if isinstance(value, WorkerEvent) else "",
 )
-def test_a_line(event: Event, level: str, line: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line(
+    event: WorkerEvent, level: str, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     make_logged_events().emit(event)
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [(level, line)]
@@ -146,5 +148,5 @@ def test_an_outage_is_said_when_it_begins(caplog: pytest.LogCaptureFixture) -> N
 
 def test_most_events_have_no_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    LogLines()(GivenBack(queue="q", message_id="m"))
+    LogLines()(Discarded(**OF_TASK))
     assert caplog.records == []

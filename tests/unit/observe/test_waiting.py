@@ -11,7 +11,7 @@ from celery_sqs_backoff.observe import waiting as module
 from celery_sqs_backoff.observe.board import QueueNow
 from celery_sqs_backoff.observe.events import (
     DeadLettered,
-    Hidden,
+    MessageHidden,
     Polled,
     Recalled,
     SettlementFailed,
@@ -30,8 +30,8 @@ def waiting(clock: Clock) -> Waiting:
     return Waiting(clock)
 
 
-def hidden(message_id: str, seconds: float = 60, **facts: Any) -> Hidden:
-    return Hidden(queue="q", message_id=message_id, seconds=seconds, **facts)
+def hidden(message_id: str, seconds: float = 60, **facts: Any) -> MessageHidden:
+    return MessageHidden(queue="q", message_id=message_id, seconds=seconds, **facts)
 
 
 def received(*ids: str) -> Polled:
@@ -61,10 +61,10 @@ def test_a_message_stops_waiting(
 ) -> None:
     waiting(hidden("m"))
     waiting(hidden("other", 600))
-    assert waiting.now("q", at=0).waiting == 2
+    assert waiting.now("q").waiting == 2
     end(waiting, clock)
-    assert waiting.now("q", at=0).waiting == 1
-    assert waiting.now("another queue", at=0) == QueueNow()
+    assert waiting.now("q").waiting == 1
+    assert waiting.now("another queue") == QueueNow()
 
 
 def test_hidden_again(waiting: Waiting, clock: Clock) -> None:
@@ -74,7 +74,7 @@ def test_hidden_again(waiting: Waiting, clock: Clock) -> None:
     waiting(hidden("m", 100))
     for waits in (1, 0):
         clock.now += 50
-        assert waiting.now("q", at=0).waiting == waits
+        assert waiting.now("q").waiting == waits
 
 
 def test_oldest(waiting: Waiting) -> None:
@@ -82,33 +82,22 @@ def test_oldest(waiting: Waiting) -> None:
     waiting(hidden("a", sent_at=1_000.0, eta=40_000.0))
     waiting(hidden("b", sent_at=30_000.0, eta=20_000.0))
     waiting(hidden("c"))
-    found = waiting.now("q", at=40_000)
+    found = waiting.now("q")
     assert (found.oldest_sent_at, found.oldest_due_at) == (1_000.0, 30_000.0)
 
 
-@pytest.mark.parametrize(
-    ("retry_for", "begins"),
-    [
-        pytest.param(3_600.0, 900, id="a quarter of a short retry_for"),
-        pytest.param(129_600.0, 7_200, id="two hours of a long one"),
-        pytest.param(None, 7_200, id="retention alone"),
-    ],
-)
-def test_giving_up_soon(waiting: Waiting, retry_for: float | None, begins: int) -> None:
-    """A message gives up soon if it has two hours left, and at most a quarter of its time."""
-    waiting(hidden("m", gives_up_at=200_000.0, retry_for=retry_for))
-    waiting(hidden("never"))
-    before = waiting.now("q", at=199_999 - begins)
-    assert (before.giving_up, before.next_gives_up_at) == (0, 200_000)
-    after = waiting.now("q", at=200_000 - begins)
-    assert (after.giving_up, after.next_gives_up_at) == (1, 200_000)
+def test_next_gives_up(waiting: Waiting) -> None:
+    """The first message to give up is told, beside those that never do."""
+    for message_id, gives_up_at in (("a", 200_000.0), ("b", 100_000.0), ("never", None)):
+        waiting(hidden(message_id, gives_up_at=gives_up_at))
+    assert waiting.now("q").next_gives_up_at == 100_000
 
 
 def test_dead_letters(waiting: Waiting) -> None:
     """What was given up is counted by its reason."""
     for reason in ("revoked", "parked", "parked"):
         waiting(DeadLettered(**OF_TASK, reason=reason, outcome=None, attempt=1))
-    assert waiting.now("q", at=0).dead_letters == {"revoked": 1, "parked": 2}
+    assert waiting.now("q").dead_letters == {"revoked": 1, "parked": 2}
     assert waiting.queues() == {"q"}
 
 
@@ -117,7 +106,7 @@ def test_memory(waiting: Waiting, clock: Clock, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "_MOST", 10)
     for number in range(20):
         waiting(hidden(str(number)))
-    assert waiting.now("q", at=0).waiting == 10
+    assert waiting.now("q").waiting == 10
     clock.now += 60
     waiting(hidden("new"))
-    assert waiting.now("q", at=0).waiting == 1
+    assert waiting.now("q").waiting == 1
