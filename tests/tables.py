@@ -99,7 +99,7 @@ def run_ends() -> str:
 
 def rules() -> str:
     """Return the table of the doctor's rules."""
-    return _table(("rule", "what is wrong"), [(f"`{rule.id}`", rule.title) for rule in RULES])
+    return _table(("rule", "fault"), [(f"`{rule.id}`", rule.title) for rule in RULES])
 
 
 #: What makes each table, by the page and the name in its marks.

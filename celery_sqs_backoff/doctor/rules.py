@@ -627,7 +627,7 @@ def _prefetch(facts: ProjectFacts) -> Iterator[Report]:
 
 @_rule("W029", is_live=False)
 def _unread_events(facts: ProjectFacts) -> Iterator[Report]:
-    """Tasks send events that nothing reads.
+    """Tasks send events without a reader.
 
     Celery's events need fanout, which SQS does not have:
     https://github.com/celery/celery/issues/8348

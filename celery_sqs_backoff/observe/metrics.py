@@ -54,11 +54,11 @@ INSTRUMENTS: Final = (
     Instrument(
         "runs_total",
         "task queue outcome",
-        "Runs of tasks with the base class that ended, without those that a stopping worker cut"
-        " short.",
+        "Runs of tasks with the base class that ended. A run that a stopping worker cut short does"
+        " not count.",
         of.RunEnded,
     ),
-    Instrument("retries_total", "task queue", "Runs that are to be repeated.", of.Retried),
+    Instrument("retries_total", "task queue", "Runs that will be repeated.", of.Retried),
     Instrument(
         "dead_letters_total",
         "task queue reason",
@@ -75,7 +75,7 @@ INSTRUMENTS: Final = (
     Instrument(
         "messages_running",
         "queue",
-        "Messages whose task is running now, with the base class or without.",
+        "Messages that the worker is running, with the base class or without.",
     ),
     Instrument(
         "messages_waiting",
@@ -85,8 +85,7 @@ INSTRUMENTS: Final = (
     Instrument(
         "oldest_waiting_seconds",
         "queue",
-        "Age of the oldest message that waits, since it was sent, or since its ETA; 0 if none"
-        " does.",
+        "Age of the oldest message that waits, since it was sent, or since its ETA; else 0.",
     ),
     Instrument(
         "received_total", "queue", "Messages received.", of.Polled, lambda e: len(e.message_ids)
@@ -99,9 +98,7 @@ INSTRUMENTS: Final = (
         of.ReceiveFailed,
     ),
     Instrument("poll_age_seconds", "queue", "Time since the last answered ReceiveMessage."),
-    Instrument(
-        "calls_total", "queue action", "Batch calls to SQS, with those that failed.", of.Settled
-    ),
+    Instrument("calls_total", "queue action", "Batch calls to SQS, failed ones too.", of.Settled),
     Instrument(
         "call_failures_total",
         "queue action code",
