@@ -75,12 +75,20 @@ APP = AppFacts(tasks=(TASK,), has_store=True)
 WELL = ProjectFacts(app=APP, queues=(queue(),))
 
 
+def of(*queues: QueueFacts) -> ProjectFacts:
+    return replace(WELL, queues=queues)
+
+
 def with_queue(**changed: Any) -> ProjectFacts:
-    return replace(WELL, queues=(queue(**changed),))
+    return of(queue(**changed))
 
 
 def with_dlq(**changed: Any) -> ProjectFacts:
-    return replace(WELL, queues=(queue(dlq=dead_letters(**changed)),))
+    return of(queue(dlq=dead_letters(**changed)))
+
+
+def unreadable_dlq(**facts: Any) -> QueueFacts:
+    return queue(dlq=replace(dead_letters(), attributes=None, **facts))
 
 
 def with_task(**changed: Any) -> ProjectFacts:
@@ -107,30 +115,19 @@ def fifo(*, dlq_retention: str) -> ProjectFacts:
         attributes=attributes(name, RedrivePolicy=redrive(dlq)),
         dlq=dead_letters(dlq, MessageRetentionPeriod=dlq_retention),
     )
-    return replace(WELL, queues=(right,))
+    return of(right)
 
 
 BROKEN = {
     "E001 queue": (
-        replace(
-            WELL,
-            queues=(replace(queue(), attributes=None, failure="NonExistentQueue", dlq=None),),
-        ),
+        of(replace(queue(), attributes=None, failure="NonExistentQueue", dlq=None)),
         "E001",
     ),
     "W002 no DLQ": (
-        replace(WELL, queues=(replace(queue(RedrivePolicy=None), dlq=None),)),
+        of(replace(queue(RedrivePolicy=None), dlq=None)),
         "W002",
     ),
-    "E004 DLQ is gone": (
-        replace(
-            WELL,
-            queues=(
-                queue(dlq=replace(dead_letters(), attributes=None, failure="NonExistentQueue")),
-            ),
-        ),
-        "E004",
-    ),
+    "E004 DLQ is gone": (of(unreadable_dlq(failure="NonExistentQueue")), "E004"),
     "E006 denyAll": (
         with_dlq(RedriveAllowPolicy=json.dumps({"redrivePermission": "denyAll"})),
         "E006",
@@ -150,14 +147,11 @@ BROKEN = {
     "W007 DLQ of the DLQ": (with_dlq(RedrivePolicy=redrive("graveyard", 5)), "W007"),
     "W008 DLQ retention": (with_dlq(MessageRetentionPeriod="345600"), "W008"),
     "W008 DLQ keeps less than the longest": (
-        replace(
-            WELL,
-            queues=(
-                queue(
-                    MessageRetentionPeriod="1209600",
-                    dlq=dead_letters(MessageRetentionPeriod="345600"),
-                ),
-            ),
+        of(
+            queue(
+                MessageRetentionPeriod="1209600",
+                dlq=dead_letters(MessageRetentionPeriod="345600"),
+            )
         ),
         "W008",
     ),
@@ -197,24 +191,15 @@ BROKEN = {
         "E023",
     ),
     "E027 denied": (
-        replace(WELL, queues=(replace(queue(), denied=("sqs:DeleteMessage",)),)),
+        of(replace(queue(), denied=("sqs:DeleteMessage",))),
         "E027",
     ),
     "E027 DLQ denied": (
-        replace(
-            WELL,
-            queues=(queue(dlq=replace(dead_letters(), denied=("sqs:SendMessage",))),),
-        ),
+        of(queue(dlq=replace(dead_letters(), denied=("sqs:SendMessage",)))),
         "E027",
     ),
     "W029 events": (with_app(events=True), "W029"),
-    "I033 DLQ not readable": (
-        replace(
-            WELL,
-            queues=(queue(dlq=replace(dead_letters(), attributes=None, failure="AccessDenied")),),
-        ),
-        "I033",
-    ),
+    "I033 DLQ not readable": (of(unreadable_dlq(failure="AccessDenied")), "I033"),
     "W036 not looked at": (replace(with_task(queue="bulk"), are_all=True), "W036"),
     "W036 by beat": (replace(with_task(queue="mails", also_to=("bulk",)), are_all=True), "W036"),
     "E037 exchange": (with_task(exchange="media"), "E037"),
@@ -246,7 +231,7 @@ def test_each_rule_has_a_broken_set_up_and_an_id_of_its_own() -> None:
 
 def test_nothing_is_said_about_what_could_not_be_read() -> None:
     unread = replace(queue(), attributes=None, failure="ServiceUnavailable", dlq=None)
-    assert examine(replace(WELL, queues=(unread,))) == []
+    assert examine(of(unread)) == []
 
 
 def test_offline_rules_need_no_queues() -> None:
@@ -255,7 +240,7 @@ def test_offline_rules_need_no_queues() -> None:
 
 
 def test_a_finding_can_be_ignored_for_all_or_one_subject() -> None:
-    facts = replace(WELL, queues=(queue(DelaySeconds="9"), queue("bulk", DelaySeconds="9")))
+    facts = of(queue(DelaySeconds="9"), queue("bulk", DelaySeconds="9"))
     assert [f.subject for f in examine(facts)] == ["bulk", "mails"]
     assert [f.subject for f in examine(facts, ignore=["W015:bulk"])] == ["mails"]
     assert examine(facts, ignore=["W015"]) == []
@@ -301,7 +286,7 @@ def test_a_policy_of_the_user_that_fails_does_not_stop_the_doctor() -> None:
 )
 def test_dead_letters_that_are_kept_for_as_long_as_can_be_are_fine(mine: str, theirs: str) -> None:
     dlq = dead_letters(MessageRetentionPeriod=theirs)
-    facts = replace(WELL, queues=(queue(MessageRetentionPeriod=mine, dlq=dlq),))
+    facts = of(queue(MessageRetentionPeriod=mine, dlq=dlq))
     assert [f.id for f in examine(facts) if f.id != "W009"] == []
 
 
@@ -371,7 +356,7 @@ def test_a_queue_that_no_route_names_is_set_up_for_the_tasks_without_a_route() -
 
 def test_a_missing_fifo_queue_is_created_as_one() -> None:
     facts = replace(FIFO, attributes=None, failure="NonExistentQueue", dlq=None)
-    [found] = examine(replace(WELL, queues=(facts,)))
+    [found] = examine(of(facts))
     assert found.fix.aws.endswith("--queue-name mails.fifo --attributes FifoQueue=true")
 
 
@@ -384,10 +369,7 @@ def test_a_policy_to_paste_replaces_no_other() -> None:
     """put-role-policy overwrites what the role has under the same name."""
     refused = ("sqs:ChangeMessageVisibility", "sqs:DeleteMessage")
     queues = (replace(queue(), denied=refused), replace(queue("bulk"), denied=refused[1:]))
-    names = [
-        f.fix.aws.split("--policy-name ")[1].split()[0]
-        for f in examine(replace(WELL, queues=queues))
-    ]
+    names = [f.fix.aws.split("--policy-name ")[1].split()[0] for f in examine(of(*queues))]
     assert names == ["bulk-DeleteMessage", "mails-ChangeMessageVisibility-DeleteMessage"]
 
 
@@ -406,7 +388,7 @@ def test_a_queue_of_another_region_is_not_created_where_the_command_line_is() ->
     assert found.fix.aws == "aws sqs create-queue --region eu-central-1 --queue-name mails"
     assert found.fix.text.startswith("Its URL is one of eu-central-1: is that the region in")
     absent = replace(queue(), url="mails", attributes=None, failure="QueueDoesNotExist", dlq=None)
-    [found] = examine(replace(WELL, queues=(absent,)))
+    [found] = examine(of(absent))
     assert found.fix.aws == "aws sqs create-queue --queue-name mails"
     assert found.fix.text.startswith("If workers consume others")
 
@@ -421,10 +403,7 @@ def test_lines_to_paste_name_the_region(name: str) -> None:
 def test_lines_to_paste_name_the_dead_letter_queue_by_its_arn() -> None:
     [missing] = examine(BROKEN["W002 no DLQ"][0])
     assert f"{ARN}:mails-dlq" in missing.fix.aws
-    refused = replace(
-        dead_letters(), attributes=None, failure="AccessDenied", denied=("sqs:SendMessage",)
-    )
-    found = examine(replace(WELL, queues=(queue(dlq=refused),)))
+    found = examine(of(unreadable_dlq(failure="AccessDenied", denied=("sqs:SendMessage",))))
     [denied] = [f for f in found if f.id == "E027"]
     assert f'"Resource": "{ARN}:mails-dlq"' in denied.fix.aws
 
@@ -449,7 +428,7 @@ def test_queues_that_share_a_dead_letter_queue_are_all_allowed_by_each_fix() -> 
     alone = dead_letters("other-dlq", RedriveAllowPolicy='{"redrivePermission": "denyAll"}')
     other = queue("other", dlq=alone, RedrivePolicy=redrive("other-dlq"))
     queues = (queue("mails", dlq=denied), queue("bulk", dlq=denied), other)
-    bulk, mails, own = examine(replace(WELL, queues=queues))
+    bulk, mails, own = examine(of(*queues))
     assert (bulk.subject, mails.subject, own.subject) == ("bulk", "mails", "other")
     assert bulk.fix == mails.fix
     for name in ("mails", "bulk"):
@@ -467,14 +446,14 @@ def test_what_has_no_url_is_created_where_it_was_looked_for() -> None:
         failure=NOT_CREATED,
         client_region="eu-central-1",
     )
-    [found] = examine(replace(WELL, queues=(absent,)))
+    [found] = examine(of(absent))
     assert found.fix.aws == "aws sqs create-queue --region eu-central-1 --queue-name mails"
     assert "Its URL" not in found.fix.text
 
 
 def test_a_dead_letter_queue_of_two_queues_is_named_once() -> None:
     dlq = dead_letters(MaximumMessageSize="262144")
-    found = examine(replace(WELL, queues=(queue(dlq=dlq), queue("bulk", dlq=dlq))))
+    found = examine(of(queue(dlq=dlq), queue("bulk", dlq=dlq)))
     assert [(f.id, f.subject) for f in found] == [("I014", "mails-dlq")]
 
 
