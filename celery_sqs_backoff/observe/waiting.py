@@ -61,18 +61,19 @@ class Waiting:
                     self._dead_letters[event.queue][event.reason] += 1
 
     def _hide(self, event: MessageHidden) -> None:
-        if self._clock() >= self._pruned_at + _PRUNE_SECONDS:
-            self._prune()
-        entries = self._entries[event.queue]
+        now, entries = self._clock(), self._entries[event.queue]
+        if now >= self._pruned_at + _PRUNE_SECONDS:
+            self._pruned_at = now
+            for queue in self._entries:
+                self._prune(queue)
         if len(entries) < _MOST:
-            entries[event.message_id] = _UntilDue(self._clock() + event.seconds, event)
+            entries[event.message_id] = _UntilDue(now + event.seconds, event)
 
-    def _prune(self) -> None:
+    def _prune(self, queue: str) -> None:
         """Drop the messages that are due."""
-        self._pruned_at = now = self._clock()
-        for entries in self._entries.values():
-            for message_id in [name for name, entry in entries.items() if entry.due <= now]:
-                del entries[message_id]
+        entries, now = self._entries[queue], self._clock()
+        for message_id in [name for name, entry in entries.items() if entry.due <= now]:
+            del entries[message_id]
 
     def queues(self) -> set[str]:
         """Return the names of the queues of which something was hidden or given up."""
@@ -82,7 +83,7 @@ class Waiting:
     def now(self, queue: str) -> QueueNow:
         """Return the messages of a queue that wait or were given up, in numbers."""
         with self._lock:
-            self._prune()
+            self._prune(queue)
             hidden = [entry.hidden for entry in self._entries[queue].values()]
             dead_letters = dict(self._dead_letters[queue])
         sent = [(one.sent_at, one.eta or 0.0) for one in hidden if one.sent_at is not None]
