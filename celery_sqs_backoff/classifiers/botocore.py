@@ -18,29 +18,15 @@ _MODULE = "botocore.exceptions"
 #: The service throttles, or the request did not arrive in time. Most come with the status 400.
 #: https://docs.aws.amazon.com/boto3/latest/guide/retries.html#standard-retry-mode
 THROTTLING_CODES = frozenset(
-    {
-        "BandwidthLimitExceeded",
-        "EC2ThrottledException",
-        "KMS.ThrottlingException",
-        "KMSThrottlingException",
-        "KmsThrottled",
-        "LimitExceededException",
-        "PriorRequestNotComplete",
-        "ProvisionedThroughputExceededException",
-        "ReplicatedWriteConflictException",
-        "RequestLimitExceeded",
-        "RequestThrottled",
-        "RequestThrottledException",
-        "RequestTimeout",
-        "RequestTimeoutException",
-        "SlowDown",
-        "ThrottledException",
-        "Throttling",
-        "ThrottlingError",
-        "ThrottlingException",
-        "TooManyRequestsException",
-        "TransactionConflictException",
-    }
+    (
+        *("BandwidthLimitExceeded", "EC2ThrottledException", "LimitExceededException"),
+        *("KMS.ThrottlingException", "KMSThrottlingException", "KmsThrottled"),
+        *("PriorRequestNotComplete", "ProvisionedThroughputExceededException"),
+        *("ReplicatedWriteConflictException", "TransactionConflictException"),
+        *("RequestLimitExceeded", "RequestThrottled", "RequestThrottledException"),
+        *("RequestTimeout", "RequestTimeoutException", "SlowDown", "TooManyRequestsException"),
+        *("ThrottledException", "Throttling", "ThrottlingError", "ThrottlingException"),
+    )
 )
 
 #: An earlier attempt with the same token is still under way, and its end is unknown.
@@ -176,4 +162,4 @@ def botocore_errors(*, idempotent: bool = False) -> Classifier:
     Raises:
         TypeError: ``idempotent`` is not a bool.
     """
-    return LibraryErrors(name="botocore", rules=RULES, idempotent=idempotent)
+    return LibraryErrors("botocore", RULES, idempotent)

@@ -109,11 +109,7 @@ def find(rules: tuple[ErrorRule, ...], exc: BaseException) -> Diagnosis | None:
     return None
 
 
-def _never(exc: BaseException) -> bool:
-    return False
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LibraryErrors:
     """A classifier made of a library's rules, such as ``requests_errors()`` returns.
 
@@ -124,7 +120,7 @@ class LibraryErrors:
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too.
         redirected: returns whether another server answered before this failure. That server may
             have done the work, whatever the failure says of the second one, so the failure is in
-            doubt.
+            doubt. ``None`` = the library follows no redirects.
 
     Raises:
         TypeError: ``idempotent`` or ``trust_503`` is not a bool.
@@ -134,7 +130,7 @@ class LibraryErrors:
     rules: tuple[ErrorRule, ...]
     idempotent: bool = False
     trust_503: bool = False
-    redirected: Callable[[Any], bool] = _never
+    redirected: Callable[[Any], bool] | None = None
 
     def __post_init__(self) -> None:
         for option in ("idempotent", "trust_503"):
@@ -145,7 +141,7 @@ class LibraryErrors:
         diagnosis = find(self.rules, exc)
         if diagnosis is None:
             return None
-        if self.redirected(exc):
+        if self.redirected is not None and self.redirected(exc):
             diagnosis = Diagnosis(Meaning.IN_DOUBT, diagnosis.retry_after_seconds)
         return diagnosis.verdict(idempotent=self.idempotent, trust_503=self.trust_503)
 

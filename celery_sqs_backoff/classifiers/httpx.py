@@ -70,10 +70,4 @@ def httpx_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classi
     Raises:
         TypeError: ``idempotent`` or ``trust_503`` is not a bool.
     """
-    return LibraryErrors(
-        name="httpx",
-        rules=RULES,
-        idempotent=idempotent,
-        trust_503=trust_503,
-        redirected=_was_redirected,
-    )
+    return LibraryErrors("httpx", RULES, idempotent, trust_503, _was_redirected)

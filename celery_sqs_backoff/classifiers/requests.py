@@ -106,10 +106,4 @@ def requests_errors(*, idempotent: bool = False, trust_503: bool = False) -> Cla
     Raises:
         TypeError: ``idempotent`` or ``trust_503`` is not a bool.
     """
-    return LibraryErrors(
-        name="requests",
-        rules=RULES,
-        idempotent=idempotent,
-        trust_503=trust_503,
-        redirected=_was_redirected,
-    )
+    return LibraryErrors("requests", RULES, idempotent, trust_503, _was_redirected)

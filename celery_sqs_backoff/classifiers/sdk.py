@@ -115,4 +115,4 @@ def sdk_errors(
         return type(exc).__module__.partition(".")[0] in known
 
     rules = (*_OLD, *RULES[:-1], replace(RULES[-1], applies=is_an_sdks))
-    return LibraryErrors(name="sdk", rules=rules, idempotent=idempotent, trust_503=trust_503)
+    return LibraryErrors("sdk", rules, idempotent, trust_503)

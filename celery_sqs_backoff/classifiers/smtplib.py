@@ -144,4 +144,4 @@ def smtplib_errors(*, idempotent: bool = False) -> Classifier:
     Raises:
         TypeError: ``idempotent`` is not a bool.
     """
-    return LibraryErrors(name="smtplib", rules=RULES, idempotent=idempotent)
+    return LibraryErrors("smtplib", RULES, idempotent)

@@ -6,8 +6,6 @@ https://docs.python.org/3/library/urllib.request.html and https://urllib3.readth
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from ..retry.outcomes import Classifier
 from ..traces import (
@@ -144,22 +142,21 @@ RULES: tuple[ErrorRule, ...] = (
 )
 
 
+#: Calls that follow a redirect, with the variable that they set then; ``None`` = all such calls.
+_FOLLOWING = {
+    ("urllib.request", "http_error_302"): None,
+    ("requests.sessions", "resolve_redirects"): None,  # requests lets some errors through
+    ("urllib3.poolmanager", "urlopen"): "response",
+    ("urllib3.connectionpool", "urlopen"): "redirect_location",
+}
+
+
 def _was_redirected(exc: BaseException) -> bool:
-    if "http_error_302" in list_functions(exc, "urllib.request"):
-        return True
-    if "resolve_redirects" in list_functions(
-        exc, "requests.sessions"
-    ):  # requests lets some through
-        return True
-    return any(_follows(module, function, f.f_locals) for module, function, f in frames(exc))
-
-
-def _follows(module: str, function: str, local: Mapping[str, Any]) -> bool:
-    """Return whether a call of urllib3 follows a redirect."""
-    if (module, function) == ("urllib3.poolmanager", "urlopen"):
-        return local.get("response") is not None
-    is_pools = (module, function) == ("urllib3.connectionpool", "urlopen")
-    return is_pools and bool(local.get("redirect_location"))
+    for module, function, frame in frames(exc):
+        variable = _FOLLOWING.get((module, function), "")
+        if variable is None or frame.f_locals.get(variable):
+            return True
+    return False
 
 
 def urllib_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
@@ -176,10 +173,4 @@ def urllib_errors(*, idempotent: bool = False, trust_503: bool = False) -> Class
     Raises:
         TypeError: ``idempotent`` or ``trust_503`` is not a bool.
     """
-    return LibraryErrors(
-        name="urllib",
-        rules=RULES,
-        idempotent=idempotent,
-        trust_503=trust_503,
-        redirected=_was_redirected,
-    )
+    return LibraryErrors("urllib", RULES, idempotent, trust_503, _was_redirected)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import boto3
@@ -28,7 +29,7 @@ from tests.support.http_faults import (
     reset,
     silent,
 )
-from tests.support.verdicts import REPEATED, shown
+from tests.support.verdicts import REPEATED, raised, shown
 
 RETRYABLE, NOT_PROCESSED, UNKNOWN = Outcome.RETRYABLE, Outcome.NOT_PROCESSED, Outcome.UNKNOWN
 
@@ -60,14 +61,6 @@ def send(endpoint: str, **config: Any) -> None:
     client.send_message(QueueUrl=f"{endpoint}/1/mail", MessageBody="hello")
 
 
-def raised(endpoint: str, **config: Any) -> Exception:
-    try:
-        send(endpoint, **config)
-    except Exception as exc:  # noqa: BLE001  # whatever it is, it is what the test is about
-        return exc
-    pytest.fail("no error was raised")
-
-
 def aws_error(status: int, code: str, **headers: str) -> Behaviour:
     return answer(status, b'{"__type": "com.amazonaws.sqs#%s"}' % code.encode(), **headers)
 
@@ -79,40 +72,43 @@ def outcomes(exc: Exception) -> tuple[Outcome | str | None, ...]:
     return tuple(map(shown, found))
 
 
-def test_a_refused_connection_is_retryable() -> None:
-    exc = raised(f"http://{nobody()}")
-    assert isinstance(exc, exceptions.EndpointConnectionError)
-    assert outcomes(exc) == (RETRYABLE, RETRYABLE)
+#: Places where a call ends before its request leaves, and botocore's error.
+NOT_SENT: dict[str, tuple[Callable[[], AbstractContextManager[str]], str, type[Exception]]] = {
+    "refused connection": (
+        lambda: nullcontext(nobody()),
+        "http://{}",
+        exceptions.EndpointConnectionError,
+    ),
+    "no such name": (
+        lambda: nullcontext("sqs.invalid"),
+        "http://{}",
+        exceptions.EndpointConnectionError,
+    ),
+    "no connection in time": (overflowing, "http://{}", exceptions.ConnectTimeoutError),
+    "silence in the handshake": (silent, "https://{}", exceptions.HTTPClientError),
+}
 
 
-def test_a_name_that_does_not_resolve_is_retryable() -> None:
-    exc = raised("http://sqs.invalid")
-    assert isinstance(exc, exceptions.EndpointConnectionError)
-    assert outcomes(exc) == (RETRYABLE, RETRYABLE)
-
-
-def test_a_connection_that_is_not_made_in_time_is_retryable() -> None:
-    with overflowing() as address:
-        exc = raised(f"http://{address}")
-    assert isinstance(exc, exceptions.ConnectTimeoutError)
+@pytest.mark.parametrize(("place", "url", "error"), NOT_SENT.values(), ids=NOT_SENT.keys())
+def test_nothing_was_sent(
+    place: Callable[[], AbstractContextManager[str]], url: str, error: type[Exception]
+) -> None:
+    """A failure before the request leaves is retryable."""
+    with place() as address:
+        exc = raised(send, url.format(address))
+    assert isinstance(exc, error)
     assert outcomes(exc) == (RETRYABLE, RETRYABLE)
 
 
 def test_a_server_that_does_not_speak_tls_is_retryable(provider: HttpFaults) -> None:
-    exc = raised(provider.url.replace("http:", "https:"))
+    exc = raised(send, provider.url.replace("http:", "https:"))
     assert isinstance(exc, exceptions.SSLError)
     assert outcomes(exc) == (RETRYABLE, RETRYABLE)
     assert provider.seen == 0
 
 
-def test_silence_in_the_tls_handshake_is_retryable() -> None:
-    with silent() as address:
-        exc = raised(f"https://{address}")
-    assert outcomes(exc) == (RETRYABLE, RETRYABLE)
-
-
 def test_a_proxy_that_is_not_there_is_retryable(provider: HttpFaults) -> None:
-    exc = raised(provider.url, proxies={"http": f"http://{nobody()}"})
+    exc = raised(send, provider.url, proxies={"http": f"http://{nobody()}"})
     assert isinstance(exc, exceptions.ProxyConnectionError)
     assert outcomes(exc) == (RETRYABLE, RETRYABLE)
 
@@ -120,7 +116,7 @@ def test_a_proxy_that_is_not_there_is_retryable(provider: HttpFaults) -> None:
 @pytest.mark.parametrize("behaviour", [reset, close, hang], ids=lambda b: b.__name__)
 def test_no_proper_answer_is_in_doubt(provider: HttpFaults, behaviour: Behaviour) -> None:
     provider.behave = behaviour
-    exc = raised(provider.url)
+    exc = raised(send, provider.url)
     assert provider.seen == 1
     assert outcomes(exc) == (UNKNOWN, REPEATED)
 
@@ -152,7 +148,7 @@ def test_a_code_or_else_the_status_decides(
     provider: HttpFaults, status: int, code: str, expected: tuple[object, object]
 ) -> None:
     provider.behave = aws_error(status, code)
-    exc = raised(provider.url)
+    exc = raised(send, provider.url)
     assert isinstance(exc, exceptions.ClientError)
     assert provider.seen == 1
     assert outcomes(exc) == expected
@@ -161,7 +157,7 @@ def test_a_code_or_else_the_status_decides(
 @pytest.mark.parametrize(("status", "code"), [(400, "SlowDown"), (503, "ServiceUnavailable")])
 def test_retry_after_is_a_floor(provider: HttpFaults, status: int, code: str) -> None:
     provider.behave = aws_error(status, code, Retry_After="9")
-    assert botocore_errors()(raised(provider.url)) == Verdict(RETRYABLE, retry_after=9)
+    assert botocore_errors()(raised(send, provider.url)) == Verdict(RETRYABLE, retry_after=9)
 
 
 def test_no_credentials_is_not_processed(

@@ -29,7 +29,7 @@ from tests.support.http_faults import (
     nobody,
     reset,
 )
-from tests.support.verdicts import REPEATED, shown
+from tests.support.verdicts import REPEATED, raised, shown
 
 RETRYABLE, NOT_PROCESSED, UNKNOWN = Outcome.RETRYABLE, Outcome.NOT_PROCESSED, Outcome.UNKNOWN
 
@@ -83,14 +83,6 @@ def provider() -> Iterator[HttpFaults]:
 @pytest.fixture(autouse=True)
 def nothing_seen(provider: HttpFaults) -> None:
     provider.seen = 0
-
-
-def raised(call: Call, url: str) -> Exception:
-    try:
-        call(url)
-    except Exception as exc:  # noqa: BLE001  # whatever it is, it is what the test is about
-        return exc
-    pytest.fail("no error was raised")
 
 
 def outcomes(exc: Exception, errors: Callable[..., Classifier]) -> tuple[Outcome | str | None, ...]:

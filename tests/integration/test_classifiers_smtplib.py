@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ from celery_sqs_backoff.classifiers import known_errors, smtplib_errors
 from celery_sqs_backoff.retry.outcomes import Outcome
 from tests.integration.django_app import project
 from tests.support.http_faults import nobody, silent
-from tests.support.verdicts import REPEATED, shown
+from tests.support.verdicts import REPEATED, raised, shown
 
 RETRYABLE, NOT_PROCESSED, UNKNOWN = Outcome.RETRYABLE, Outcome.NOT_PROCESSED, Outcome.UNKNOWN
 
@@ -142,14 +142,6 @@ def send(
         if login:
             server.login("user", "password")
         return server.sendmail("shop@example.com", recipients or ("a@example.com",), MAIL)
-
-
-def raised(call: Callable[..., Any], *args: Any, **options: Any) -> Exception:
-    try:
-        call(*args, **options)
-    except Exception as exc:  # noqa: BLE001  # whatever it is, it is what the test is about
-        return exc
-    pytest.fail("no error was raised")
 
 
 def outcomes(exc: Exception) -> tuple[Outcome | str | None, ...]:
