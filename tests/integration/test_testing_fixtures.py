@@ -70,22 +70,6 @@ def test_the_factory_makes_the_queue_that_is_asked_for(
     assert re.search(r'"maxReceiveCount": "?3\b', found["RedrivePolicy"])
 
 
-@pytest.mark.parametrize(
-    ("options", "range_"),
-    [
-        pytest.param({"visibility_timeout_seconds": -1}, "0 to 43200", id="hidden-less-than-0"),
-        pytest.param({"visibility_timeout_seconds": 43_201}, "0 to 43200", id="hidden-over-12h"),
-        pytest.param({"max_receive_count": 0}, "1 to 1000", id="no-receive"),
-        pytest.param({"max_receive_count": 1001}, "1 to 1000", id="too-many-receives"),
-    ],
-)
-def test_the_factory_refuses_what_sqs_would(
-    sqs_queue_factory: LocalQueueFactory, options: dict[str, int], range_: str
-) -> None:
-    with pytest.raises(ValueError, match=f"invalid {next(iter(options))} .*: expected {range_}"):
-        sqs_queue_factory(**options)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("pool", ["solo", "threads"])
 def test_a_worker_runs_the_tasks_of_the_app(
     sqs_client: SQSClient,
@@ -206,11 +190,6 @@ def test_only_pools_that_share_this_process_are_accepted(sqs_worker: StartWorker
         pass
 
 
-def test_an_app_needs_a_queue(sqs_server: str) -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        testing.local_sqs_settings(sqs_server)
-
-
 def test_logging_is_left_to_pytest(
     sqs_celery_app: Celery, sqs_worker: StartWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -222,20 +201,6 @@ def test_logging_is_left_to_pytest(
         fail.delay().get(timeout=20, interval=0.02, propagate=False)
     assert "said in the log" in caplog.text
     assert "POST / HTTP" not in caplog.text
-
-
-def test_a_missing_moto_is_said_with_what_to_install(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(
-        """
-        import sys
-        sys.modules["moto"] = sys.modules["moto.server"] = None
-        pytest_plugins = ["celery_sqs_backoff.testing"]
-        """
-    )
-    pytester.makepyfile("def test_it(sqs_server): ...")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*ImportError*pip install 'celery-sqs-backoff[[]testing]'*"])
 
 
 def test_the_example_in_the_docstring_passes(pytester: pytest.Pytester) -> None:
