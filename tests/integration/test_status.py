@@ -181,13 +181,6 @@ def test_no_sqs_at_all_is_said_in_the_same_form(run: Callable[..., Result], app:
     assert "hunter2" not in result.output
 
 
-def test_a_broker_that_is_not_sqs_is_named(run: Callable[..., Result], app: Celery) -> None:
-    app.conf.broker_read_url = "redis://127.0.0.1:1"
-    result = run()
-    assert result.exit_code == USAGE
-    assert "the broker is redis" in result.stderr
-
-
 def test_a_store_that_is_away_is_no_provider_that_is_well(
     run: Callable[..., Result], app: Celery
 ) -> None:
