@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+from celery_sqs_backoff.redrive import sender
 from celery_sqs_backoff.redrive.files import Journal
 from celery_sqs_backoff.redrive.ledger import Ledger, LedgerRow
 from celery_sqs_backoff.sqs.calls import Calls, Sent
@@ -138,7 +139,7 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "the journal forgets what was sent": lambda: _journal_forgets(lambda at: at is None),
     "the journal forgets what is in doubt": lambda: _journal_forgets(lambda at: at is not None),
     "a place too few": _own_return_takes_a_place,
-    "no second try": lambda: mock.patch("celery_sqs_backoff.redrive.sender.TRIES", 1),
+    "no second try": lambda: mock.patch.object(sender, "TRIES", 1),
     "two deletes of one message": _two_deletes_count_twice,
 }
 

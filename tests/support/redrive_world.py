@@ -22,7 +22,7 @@ from unittest import mock
 
 from greenlet import getcurrent, greenlet
 
-from celery_sqs_backoff.redrive import files
+from celery_sqs_backoff.redrive import files, halt, queues, sender, sweep
 from celery_sqs_backoff.redrive.events import Listener, RedriveReport
 from celery_sqs_backoff.redrive.files import Journal, NoJournal
 from celery_sqs_backoff.redrive.halt import draw_pause
@@ -171,19 +171,18 @@ class World:
 
     @contextmanager
     def _without_threads(self) -> Iterator[None]:
-        room = "celery_sqs_backoff.redrive"
         locks = SimpleNamespace(Lock=lambda: _Lock(self.turns))
         with (
             mock.patch.object(Sweep, "run", lambda *a, **k: self._sweep(*a, **k)),
             mock.patch.object(Sweep, "keep", return_value=mock.Mock()),
             mock.patch.object(Listener, "start"),
-            mock.patch(f"{room}.sweep.ThreadPoolExecutor", _Inline),
-            mock.patch(f"{room}.halt.Halt.wait", lambda *a: self._wait(*a)),
-            mock.patch(f"{room}.halt.Halt.pause", lambda halt, n: self.sleep(draw_pause(n))),
-            mock.patch(f"{room}.halt._RNG", self.rng),
-            mock.patch(f"{room}.sender.random", self.rng),
-            mock.patch(f"{room}.sender.threading", locks),
-            mock.patch(f"{room}.queues.sleep", self.sleep),
+            mock.patch.object(sweep, "ThreadPoolExecutor", _Inline),
+            mock.patch.object(halt.Halt, "wait", lambda *a: self._wait(*a)),
+            mock.patch.object(halt.Halt, "pause", lambda _, n: self.sleep(draw_pause(n))),
+            mock.patch.object(halt, "_RNG", self.rng),
+            mock.patch.object(sender, "random", self.rng),
+            mock.patch.object(sender, "threading", locks),
+            mock.patch.object(queues, "sleep", self.sleep),
         ):
             yield
 
