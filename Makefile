@@ -29,7 +29,7 @@ HISTORIES ?= 20000
 # The lines of Celery of `make celery-suite`: 5.5, 5.6 and 5.7 unless it names some.
 CELERY ?=
 
-.PHONY: help docs release-check demo test quick room mutants coverage long durations bench chaos conformance celery-suite lint types clean simulate-faults simulate-safe simulate-redrive
+.PHONY: help matrix docs release-check demo test quick room mutants coverage long durations bench chaos conformance celery-suite lint types clean simulate-faults simulate-safe simulate-redrive
 
 help:
 	@echo "make demo   an outage of a mail provider, and how 2,000 mails survive it"
@@ -42,6 +42,7 @@ help:
 	@echo "make durations  all tests, and write down how long each takes"
 	@echo "make docs   the site, into build/docs; each warning is an error"
 	@echo "make release-check  two equal builds, the wheel with each extra, public names and their types"
+	@echo "make matrix  the fast tests on every Python, Celery and Django, lowest versions, no extras"
 	@echo "make bench  our worker beside stock Celery, in one run"
 	@echo "make conformance  the tests that speak to SQS, on other servers; SQS_SERVER=aws: on the real one"
 	@echo "make celery-suite  Celery's own tests, on stock and with our task class; CELERY=5.7: on that line"
@@ -106,6 +107,13 @@ chaos: $(STAMP)
 conformance: $(STAMP)
 	$(BIN)/python -m pip install --quiet 'tox>=4.20'
 	$(BIN)/python -m tox $(foreach server,$(SQS_SERVER),-e server-$(server))
+
+# Arguments of pytest, such as TESTS=tests/acceptance/test_retry.py.
+TESTS ?= -n 2 -m "not slow and not long" tests/unit tests/rig
+
+matrix: $(STAMP)
+	$(BIN)/python -m pip install --quiet 'tox>=4.20'
+	$(BIN)/python -m tox run -m matrix -- -q $(TESTS)
 
 celery-suite: $(STAMP)
 	$(BIN)/python -m tests.celery_suite $(CELERY)
