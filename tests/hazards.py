@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-__all__ = ["HAZARDS", "PAGE", "REASONS", "marks", "render"]
-
 TESTS = Path(__file__).parent
 PAGE = TESTS / "hazards.md"
 

@@ -14,8 +14,6 @@ from xml.etree import ElementTree
 
 from xdist.scheduler import LoadFileScheduling
 
-__all__ = ["Lanes", "record", "seconds", "seconds_of"]
-
 #: Seconds of test files, and of single tests that are not fast; ``make durations`` writes it.
 _FILE = Path(__file__).with_name("durations.txt")
 

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import celery_sqs_backoff
 
-__all__ = ["ROOMS", "TESTS", "rooms_of", "test_files"]
-
 ROOMS = (
     *("retry", "sqs", "task", "worker", "provider", "safe", "redrive", "observe"),
     *("doctor", "simulate", "classifiers", "commands", "house"),

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-__all__ = ["Comparison", "KnownDifference", "compare", "read_known", "read_outcomes"]
-
 #: The list of known differences.
 KNOWN = Path(__file__).with_name("differences.txt")
 

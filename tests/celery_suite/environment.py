@@ -12,8 +12,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LINES", "ROOT", "Environment", "environment", "installed"]
-
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "celery-suite"
 

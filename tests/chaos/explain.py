@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Call", "History", "Kill", "Run", "explain", "explains_copies", "extra_runs"]
-
 #: The run has decided what becomes of its message: there should be no other after it.
 SETTLING = {"success", "fail"}
 

@@ -14,8 +14,6 @@ from tests.acceptance.stage import Stage
 from tests.support.processes import eventually
 from tests.support.workers import Worker
 
-__all__ = ["Berth", "Fleet", "fleet"]
-
 #: Pool and concurrency of each worker.
 CREW = (("prefork", 2), ("prefork", 2), ("threads", 4))
 

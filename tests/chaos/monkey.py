@@ -9,19 +9,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
 from tests.support.fault_proxy import FaultProxy
+from tests.support.processes import children
 
 from .explain import Kill
 from .fleet import Berth, Fleet
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = ["Monkey"]
 
 #: Outages last so long, in seconds.
 OUTAGE_SECONDS = (0.3, 1.5)
@@ -68,7 +66,7 @@ class Monkey:
     def _kill_child(self) -> bool:
         berths = [berth for berth in self._fleet.berths if berth.pool == "prefork"]
         worker = self._rng.choice(berths).worker
-        pids = children_of(worker.pid) if worker else []
+        pids = children(worker.pid) if worker else []
         return bool(pids) and self._signal(self._rng.choice(sorted(pids)), signal.SIGKILL)
 
     def _kill_worker(self) -> bool:
@@ -105,14 +103,3 @@ class Monkey:
 
     def _note(self, pid: int, sig: signal.Signals) -> None:
         self.kills.append(Kill(at=time.monotonic(), signal=sig.name, pid=pid))
-
-
-def children_of(pid: int) -> list[int]:
-    """Living child processes; none where there is no /proc."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            state, parent = status.read_text().rpartition(")")[2].split()[:2]
-            if int(parent) == pid and state != "Z":
-                found.append(int(status.parent.name))
-    return found

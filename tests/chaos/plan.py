@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-__all__ = ["Behaviour", "Plan", "draw_plan"]
-
 Behaviour = Literal["succeed", "retry", "fail", "crash"]
 
 #: How many of a hundred tasks: behaviour, how often at the most before it succeeds.

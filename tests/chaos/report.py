@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-__all__ = ["Extra", "Report"]
-
 
 @dataclass(frozen=True)
 class Extra:

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from tests.acceptance.stage import Stage, stage
-from tests.support.faults import (
+from tests.support.fault_proxy import (
     Fault,
     delayed,
     drop_after,
@@ -29,8 +29,6 @@ from .plan import Plan, draw_plan
 from .report import Extra, Report
 from .tasks import TASK_NAME
 from .witness import ACTIONS, witness
-
-__all__ = ["run_chaos"]
 
 VISIBILITY_TIMEOUT_SECONDS = 6
 

@@ -13,8 +13,6 @@ from celery_sqs_backoff import FullJitter, SQSBackoffTask
 from tests.acceptance.stage import app_of_this_module
 from tests.support.record import note
 
-__all__ = ["TASK_NAME", "act"]
-
 TASK_NAME = "chaos.act"
 
 app = app_of_this_module()

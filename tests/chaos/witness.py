@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,12 +20,8 @@ from typing import Any
 from aiohttp import web
 
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
-from tests.support.fault_proxy import FaultProxy
+from tests.support.fault_proxy import Count, Fault, FaultProxy, running
 from tests.support.fault_proxy_server import _Proxy
-from tests.support.faults import Count, Fault
-from tests.support.processes import eventually, stop
-
-__all__ = ["ACTIONS", "witness"]
 
 #: The calls that decide what becomes of a message.
 ACTIONS = (
@@ -110,26 +104,9 @@ class _Witness(_Proxy):
 @contextmanager
 def witness(upstream: str, log: Path) -> Iterator[FaultProxy]:
     """Run a proxy in front of ``upstream`` that writes its calls to ``log``."""
-    output = log.with_suffix(".output")
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__, "--upstream", upstream, "--log", str(log)],
-            cwd=Path(__file__).parents[2],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        eventually(
-            lambda: process.poll() is not None or output.read_text().endswith("}\n"),
-            timeout=60,
-            message=lambda: f"the proxy did not start:\n{output.read_text()}",
-        )
-        if process.poll() is not None:
-            raise RuntimeError(f"the proxy ended:\n{output.read_text()}")
-        yield FaultProxy(**json.loads(output.read_text()))
-    finally:
-        stop(process)
+    options = ("--log", str(log))
+    with running(__name__, upstream, *options, output=log.with_suffix(".output")) as proxy:
+        yield proxy
 
 
 def main() -> None:

@@ -181,7 +181,7 @@ def test_a_local_server_needs_no_word_and_an_unknown_one_is_refused_by_name(
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     command: list[Any] = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env=os.environ | env, capture_output=True, text=True, timeout=60
+        command, cwd=ROOT, env=os.environ | env, capture_output=True, text=True, timeout=110
     )
 
 

@@ -20,8 +20,7 @@ from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.sqs.errors import Failure, Kind
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_client, local_sqs_settings
 from tests.support.doctored import doctored_app
-from tests.support.fault_proxy import FaultProxy
-from tests.support.faults import http_error
+from tests.support.fault_proxy import FaultProxy, http_error
 from tests.support.queue_names import queue_name
 from tests.support.servers import server_name
 

@@ -17,6 +17,7 @@ from tests.support.fault_proxy import (
     Count,
     Fault,
     FaultProxy,
+    Rule,
     drop_after,
     drop_before,
     expired_token,
@@ -25,7 +26,6 @@ from tests.support.fault_proxy import (
     throttled,
     unavailable,
 )
-from tests.support.faults import Rule
 from tests.support.http_faults import http_faults
 from tests.support.processes import eventually
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import tests
 
-__all__ = ["Mutant", "draw", "mutants_of", "planted"]
-
 ROOT = Path(tests.__file__).parents[1]
 PACKAGE = ROOT / "celery_sqs_backoff"
 

@@ -21,8 +21,6 @@ import pytest
 from ..lanes import seconds, seconds_of
 from .mutate import PACKAGE, ROOT, Mutant, planted
 
-__all__ = ["ROOMS", "in_a_process", "measure", "try_mutant"]
-
 #: Rooms with mutants, and where the tests are that are run on them.
 ROOMS = ("worker", "task", "safe", "redrive", "provider")
 _FOLDERS = ("tests/unit", "tests/rig", "tests/simulation")

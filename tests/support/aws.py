@@ -21,8 +21,6 @@ from .queue_names import QUEUE_NAME_PREFIX
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
 
-__all__ = ["announcement", "aws"]
-
 #: With which the tests sign for local servers.
 _DUMMY = "testing"
 

@@ -9,14 +9,6 @@ from typing import Final
 
 from .servers import server_name
 
-__all__ = [
-    "HIDDEN_GROUP_LOSES_ITS_ORDER",
-    "RACES_WITH_ITSELF",
-    "SHORT_POLL_MAY_FIND_NOTHING",
-    "STALE_HANDLE_IS_REFUSED",
-    "differs",
-]
-
 #: A receipt handle of a standard queue, after another consumer has received the message. SQS
 #: accepts it for ChangeMessageVisibility (recorded by LocalStack's snapshot tests of AWS,
 #: test_terminate_visibility_timeout_after_receive), and says of DeleteMessage with it that the

@@ -9,8 +9,6 @@ from celery import Celery
 
 from celery_sqs_backoff import Schedule, SQSBackoffTask
 
-__all__ = ["doctored_app"]
-
 
 @contextmanager
 def doctored_app() -> Iterator[Celery]:

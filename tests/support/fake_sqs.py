@@ -18,8 +18,6 @@ from botocore.exceptions import ClientError
 
 from .fake_sqs_queue import MAX_BYTES, Message, Queue, Refused, message_bytes, system_attributes
 
-__all__ = ["Change", "Clock", "FakeSQS", "Fault"]
-
 _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _BATCH_ERROR = "AWS.SimpleQueueService."
 

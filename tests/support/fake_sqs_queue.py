@@ -13,8 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["MAX_BYTES", "Message", "Queue", "Refused", "message_bytes", "system_attributes"]
-
 MAX_BYTES = 1_048_576
 MAX_IN_FLIGHT = 120_000
 TWELVE_HOURS = 43_200

@@ -14,10 +14,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from .faults import Count, Fault, Rule
+from .fault_proxy import Count, Fault, Rule
 from .signing import Signer
-
-__all__ = ["main"]
 
 _HOP_BY_HOP = {"connection", "content-length", "keep-alive", "transfer-encoding"}
 

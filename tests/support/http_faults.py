@@ -20,21 +20,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from .processes import free_port
 
-__all__ = [
-    "HttpFaults",
-    "answer",
-    "close",
-    "garbage",
-    "half",
-    "hang",
-    "http_faults",
-    "nobody",
-    "overflowing",
-    "reset",
-    "silent",
-    "wanting_credentials",
-]
-
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"

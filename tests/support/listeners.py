@@ -9,8 +9,6 @@ from pathlib import Path
 
 from .processes import children
 
-__all__ = ["beyond_loopback", "listening_on"]
-
 _LISTEN = "0A"
 
 

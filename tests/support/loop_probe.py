@@ -12,8 +12,6 @@ from typing import Any, TypedDict
 
 from celery.signals import worker_ready
 
-__all__ = ["blockages", "options"]
-
 _FILE_VARIABLE = "TEST_LOOP_PROBE_FILE"
 
 #: The loop is asked to run the probe this often; all beyond it is delay.

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["children", "eventually", "free_port", "stop"]
-
 T = TypeVar("T")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Final
 from uuid import uuid4
 
-__all__ = ["QUEUE_NAME_PREFIX", "queue_name"]
-
 #: Of all queues that this run makes where others have theirs too.
 QUEUE_NAME_PREFIX: Final = f"celery-sqs-backoff-test-{uuid4().hex[:8]}-"
 

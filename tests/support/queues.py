@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from celery_sqs_backoff.testing import LocalQueue
 
-__all__ = ["create_queue"]
-
 
 def create_queue(sqs: SQSClient, stem: str = "test", **options: Any) -> LocalQueue:
     """Create a queue with a dead-letter queue; ``options`` as for ``create_local_queue``.

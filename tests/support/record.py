@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["RECORD_FILE_VARIABLE", "Record", "connect_in_worker", "note"]
-
 Handler = TypeVar("Handler", bound=Callable[..., None])
 
 RECORD_FILE_VARIABLE = "TEST_RECORD_FILE"

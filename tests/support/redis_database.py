@@ -8,8 +8,6 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-__all__ = ["redis_url"]
-
 #: Redis has 16 databases by default. Number 0 is the default of other programs, and the benchmarks
 #: empty number 12.
 _NUMBERS = sorted(set(range(1, 16)) - {12})

@@ -37,8 +37,6 @@ from celery_sqs_backoff.sqs.calls import Calls
 
 from .fake_sqs import Clock, FakeSQS
 
-__all__ = ["Killed", "World"]
-
 
 class Killed(BaseException):
     """The process is no more."""

@@ -22,17 +22,6 @@ from .processes import eventually, free_port, stop
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
 
-__all__ = [
-    "SERVERS",
-    "before_the_first_call",
-    "localstack",
-    "ministack",
-    "moto",
-    "server_name",
-    "sqs_client",
-    "sqs_server",
-]
-
 
 def sqs_client(endpoint: str, **config: Any) -> SQSClient:
     """A client with dummy credentials; ``config`` as for ``botocore.config.Config``."""

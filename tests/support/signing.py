@@ -8,8 +8,6 @@ import boto3
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 
-__all__ = ["Signer"]
-
 #: Of a request that was signed with other credentials, for another host.
 _SIGNED_BEFORE = {"authorization", "host", "x-amz-date", "x-amz-security-token"}
 

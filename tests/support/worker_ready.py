@@ -7,8 +7,6 @@ from pathlib import Path
 
 from celery.signals import worker_ready
 
-__all__ = ["READY_FILE_VARIABLE", "READY_MODULE"]
-
 READY_MODULE = __name__
 READY_FILE_VARIABLE = "TEST_WORKER_READY_FILE"
 

@@ -16,8 +16,6 @@ from uuid import uuid4
 from .processes import eventually
 from .worker_ready import READY_FILE_VARIABLE, READY_MODULE
 
-__all__ = ["Worker", "worker"]
-
 ROOT = Path(__file__).parents[2]
 
 
