@@ -248,8 +248,10 @@ def _kind_of_exception(exc: BaseException) -> Kind:
         return Kind.UNREACHABLE
     if kind is not None:
         return kind
-    if "_do_get_response" in list_functions(exc, "botocore.endpoint"):
-        return Kind.IN_DOUBT  # the response is here, and makes no sense
+    passed = list_functions(exc, "botocore.endpoint")
+    # The response is here, and makes no sense. botocore 1.34 finds that in the caller.
+    if "_do_get_response" in passed or passed == {"make_request", "_send_request"}:
+        return Kind.IN_DOUBT
     if isinstance(exc, _WHILE_SIGNING) and not isinstance(exc, botocore.BotoCoreError):
         return Kind.CREDENTIALS
     return Kind.LOCAL
