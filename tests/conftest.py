@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import celery.app.builtins  # noqa: F401 - its tasks belong to every app
 import pytest
 from celery import _state
 from celery.backends import cache as cache_backend
+from click.testing import CliRunner, Result
 from hypothesis import settings
 
 from .lanes import SLOW_SECONDS, Lanes, seconds_of
@@ -37,6 +39,10 @@ pytest_plugins = ["celery_sqs_backoff.testing", "pytester"]
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+if "mix_stderr" in inspect.signature(CliRunner).parameters:  # click before 8.2
+    CliRunner.__init__ = partialmethod(CliRunner.__init__, mix_stderr=False)  # type: ignore[method-assign]
+    Result.output = property(lambda self: self.stdout + self.stderr)  # type: ignore[method-assign]
 
 _SERVICES = {"redis": 6379, "rabbitmq": 5672}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ def test_a_predefined_queue_is_called_with_its_own_role_or_keys(
             "AccessKeyId": f"key of {role}",
             "SecretAccessKey": "s",
             "SessionToken": "t",
-            "Expiration": "2099-01-01T00:00:00Z",
+            "Expiration": datetime(2099, 1, 1, tzinfo=timezone.utc),
         }
 
     monkeypatch.setattr(Channel, "generate_sts_session_token", token)

@@ -189,7 +189,9 @@ def test_a_cipher_that_does_not_work_is_refused_at_the_start(app: Celery, cipher
     assert "hunter2" not in str(refused.value)
 
 
-@pytest.mark.parametrize("option", ["socket_timeout=-1", "socket_keepalive_options=x"])
+@pytest.mark.parametrize(
+    "option", ["socket_timeout=-1", "socket_keepalive=1&socket_keepalive_options=x"]
+)
 def test_an_option_that_only_connecting_shows_to_be_wrong_is_refused_at_the_start(
     app: Celery, option: str
 ) -> None:
