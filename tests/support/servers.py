@@ -60,7 +60,7 @@ def sqs_server() -> Iterator[str]:
 
 
 @contextmanager
-def ministack(*, start_timeout: float = 20.0) -> Iterator[str]:
+def ministack(*, start_timeout: float = 60.0) -> Iterator[str]:
     """Run ministack, SQS only, and yield its endpoint URL."""
     with tempfile.TemporaryDirectory(prefix="ministack-") as directory:
         port = free_port()
@@ -79,7 +79,7 @@ def ministack(*, start_timeout: float = 20.0) -> Iterator[str]:
 
 
 @contextmanager
-def moto(*, start_timeout: float = 20.0) -> Iterator[str]:
+def moto(*, start_timeout: float = 60.0) -> Iterator[str]:
     """Run moto's server, and yield its endpoint URL."""
     with tempfile.TemporaryDirectory(prefix="moto-") as directory:
         port = free_port()
