@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Failures that reading again soon does not help against. (``DENIED`` has more codes than these:
-#: a refused signature does not depend on the queue.)
+#: Codes of failures after which it is no use to read again soon. ``DENIED`` has more codes, for
+#: refused signatures, which do not depend on the queue.
 _FOR_GOOD = {"AccessDenied", "AccessDeniedException"}
 
 
@@ -111,10 +111,10 @@ def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None
     if last is not None and (last.is_read or not for_good):
         return replace(last, messages_in_flight=0)
     if not for_good:
-        logger.warning("Cannot read the attributes of %s now (%s)", url, code)
+        logger.warning("sqs_backoff.queue_not_read: %s: %s; reading it again soon", url, code)
         return Queue(url, is_read=False)
     logger.error(
-        "Cannot read the attributes of %s (%s): assuming a visibility timeout of %d s and no"
+        "sqs_backoff.queue_unreadable: %s: %s; assuming a visibility timeout of %d s and no"
         " dead-letter queue. The worker needs sqs:GetQueueAttributes on the queue.",
         url,
         code,

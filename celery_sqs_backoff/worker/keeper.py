@@ -187,8 +187,8 @@ class Keeper:
         self.pulse.forget(_NAME)
         if self.flush(timeout_seconds):
             logger.warning(
-                "%d settled message(s) could not be reported to SQS in %g s: they come back when"
-                " their visibility timeout ends",
+                "sqs_backoff.settlements_left: SQS has not confirmed %d settled message(s) in %g s;"
+                " they come back when their visibility timeout ends",
                 self.waiting,
                 timeout_seconds,
             )
