@@ -24,7 +24,9 @@ LASTING = ("moto_server", "celery -A shop worker", "celery -A mysite worker")
 #: Not typed in: what they install is here already.
 INSTALLING = ("pip install",)
 
-SECONDS = 60
+#: Each line starts a Python program, which takes long on a busy machine.
+SECONDS = 120
+pytestmark = pytest.mark.timeout(600)
 
 
 class Terminal:
