@@ -1,7 +1,7 @@
-"""When may the next call to a provider begin? By an agreed rate, and by what it takes just now.
+"""When may the next call to a provider begin?
 
-The agreed rate is GCRA with reservations. :class:`RecoveryRate` is what a provider takes that
-recovers. A call begins when both allow it.
+The agreed rate is GCRA with reservations. :class:`RecoveryRate` follows the capacity of a provider
+that recovers. A call begins when both allow it.
 
 A slot comes every ``1 / rate`` seconds. GCRA (generic cell rate algorithm, ITU-T I.371, annex A)
 needs one number for that, the time of the next free slot. A message gets a slot if that is near,
@@ -27,16 +27,16 @@ from typing import Generic, TypeVar
 
 from ..retry.decision import Reply
 
-#: Slots are handed out at this share of the agreed rate: a call that starts a few milliseconds
-#: after its slot must not make a second fuller than agreed.
+#: Slots are handed out at this share of the agreed rate, so that calls that start a few
+#: milliseconds late do not make a second fuller than agreed.
 HEADROOM = 0.95
 
 #: How far away a slot may be: for a message that is new; for one that was received before.
 NEW_SECONDS = 2.0
 RETURNED_SECONDS = 10.0
 
-#: Hidden messages return a little less often than slots come: what they leave is for those that
-#: return late, and for new messages.
+#: Hidden messages return a little less often than slots come. The other slots are for messages that
+#: return late, and for new ones.
 RETURN_SHARE = 0.97
 
 #: A slot that was missed by more is lost, even for a message that was there: the worker stood
@@ -56,11 +56,11 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a message was given.
+    """The place that a message was given.
 
     Attributes:
         at: its slot, or when it returns.
-        is_slot: which of the two.
+        is_slot: whether it is a slot.
     """
 
     at: float
@@ -105,11 +105,11 @@ def assign(
 
 @dataclass(slots=True)
 class Departure(Generic[K]):
-    """What becomes of messages that waited.
+    """The decision about messages that waited.
 
     Attributes:
-        start: those that start now, each with its slot.
-        hide: those that are hidden, each with the time until which.
+        start: the messages that start now, each with its slot.
+        hide: the messages to hide, each with its time of return.
         missed: how many slots were lost.
     """
 
@@ -121,12 +121,12 @@ class Departure(Generic[K]):
 class Line(Generic[K]):
     """The messages of one provider that wait in a worker, and the slots that they have been given.
 
-    Slots belong to the line: one that is due is for the message that has waited longest. Not safe
-    for threads by itself.
+    Slots belong to the line, so a due slot is for the message that has waited longest. Not safe for
+    threads.
 
     Args:
-        is_over: whether a message is settled, and needs no slot any more.
-        needs_slots: ``False`` = no rate is agreed, and a message starts when it is its turn.
+        is_over: whether a message is settled, and needs no slot.
+        needs_slots: ``False`` = no rate is agreed, and a message starts at its turn.
     """
 
     def __init__(
@@ -142,14 +142,14 @@ class Line(Generic[K]):
         return len(self._waiting) + len(self._hide)
 
     def join(self, key: K, longest: float) -> None:
-        """Add a message that may start but for its slot; ``longest`` as from `longest_wait`."""
+        """Add a message that waits only for its slot. ``longest``: from `longest_wait`."""
         self._waiting[key] = longest
 
     def lacking(self, most: int | None = None) -> list[tuple[K, float]]:
         """Return the messages without a slot, and how long each may wait.
 
         Args:
-            most: slots that the line may have, with those that it has; ``None`` = no limit.
+            most: slots that the line may have in all; ``None`` = no limit.
         """
         while self._needs_slots and len(self._slots) < len(self._waiting):
             found = list(islice(self._waiting.items(), len(self._slots), most))
@@ -161,7 +161,7 @@ class Line(Generic[K]):
         return []
 
     def give(self, asked: Iterable[tuple[K, float]], places: Iterable[Place]) -> None:
-        """Add the places that were given for messages without a slot, in the same order."""
+        """Give places to the messages without a slot, in the order of ``lacking``."""
         for (key, _), place in zip(asked, places, strict=False):
             if place.is_slot:
                 heapq.heappush(self._slots, place.at)
@@ -170,21 +170,20 @@ class Line(Generic[K]):
                 self._hide.append((key, place.at))
 
     def take_back(self) -> None:
-        """Take all slots back; all messages are as without one."""
+        """Take all slots back from the messages."""
         self._slots.clear()
 
     def ready(self, now: float) -> int:
-        """Return how many messages could start now; some may be settled."""
+        """Return how many messages could start now. Some may be settled."""
         if not self._needs_slots:
             return len(self._waiting)
         due = sum(now - LATEST_SECONDS <= slot <= now for slot in self._slots)
         return min(len(self._waiting), due)
 
     def depart(self, now: float, most: float = math.inf) -> Departure[K]:
-        """Take out the messages that start now, ``most`` at the most, and those that are hidden.
+        """Take out up to ``most`` messages that start now, and the messages to hide.
 
-        A slot that is not used in time is lost: later, all at once, they would be more calls than
-        agreed.
+        An unused slot is lost. Used later, slots would make more calls than agreed.
         """
         leaving: Departure[K] = Departure(hide=self._hide)
         self._hide = []
@@ -207,16 +206,16 @@ class Line(Generic[K]):
         return not self._needs_slots or bool(self._slots and self._slots[0] <= now)
 
     def next_at(self) -> float | None:
-        """Return when ``depart`` is worth calling; ``None`` = not before a place is given."""
+        """Return when ``depart`` is worth calling, or ``None`` before a place is given."""
         return self._slots[0] if self._slots else None
 
     def last_at(self) -> float | None:
-        """Return the last slot that was given; ``None`` = all are used."""
+        """Return the last slot that was given, or ``None`` if all are used."""
         return max(self._slots, default=None)
 
 
 class RecoveryRate:
-    """Calls a second that a recovering provider takes from this worker: a bucket of tokens.
+    """Calls a second that a recovering provider takes from this worker, as a bucket of tokens.
 
     It starts at one a second, below what 20 workers overrun a provider of 20 a second with. Each
     success adds one until the provider refuses for the first time: so it doubles in about 0.7
@@ -239,7 +238,7 @@ class RecoveryRate:
     START, LOWEST = 1.0, 0.1
     BY_CALL, BY_SECOND = 0.025, 0.025
     KEPT, SETTLE_SECONDS = 0.8, 0.5
-    #: An unused rate shrinks by this share a second, for it says nothing, and blocks others.
+    #: An unused rate shrinks by this share a second, because it is not tested, and blocks others.
     IDLE = 0.1
     SAVED_SECONDS = 0.5
     TOLERATED, CALLS = 0.5, 16
@@ -252,7 +251,7 @@ class RecoveryRate:
         self._filled_at = self._cut_at = self._grown_at = self.short_at = now
 
     def take(self, most: int, now: float) -> int:
-        """Take tokens for up to ``most`` messages; return how many there were."""
+        """Take tokens for up to ``most`` messages, and return their number."""
         self._fill(now)
         taken = min(most, int(self._tokens))
         self._tokens -= taken
@@ -266,7 +265,7 @@ class RecoveryRate:
         return max(0.0, (1 - self._tokens) / self.rate)
 
     def start_again(self) -> None:
-        """Search for what the provider takes as at the start: it had refused everything."""
+        """Search for the provider's capacity from the start, because it has refused every call."""
         self.rate, self._is_refused = max(self.START, self.rate), False
 
     def ended(self, reply: Reply, began: float, now: float) -> None:

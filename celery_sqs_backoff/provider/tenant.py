@@ -34,7 +34,7 @@ def check_key(key: str, function: Callable[..., object]) -> None:
 def tenant_of(
     key: str, function: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return the tenant of a call; empty if the argument is missing or ``None``.
+    """Return the tenant of a call, empty if the argument is missing or ``None``.
 
     Arguments:
         key: the argument's name.

@@ -12,7 +12,7 @@ _ARN = re.compile(rf"arn:(aws[a-z-]*):sqs:([a-z0-9-]+):([0-9]{{1,12}}):({_NAME})
 
 _REGION = r"[a-z]{2,4}(?:-[a-z]+)+-\d+"
 
-#: ``sqs.REGION.`` and the legacy ``REGION.queue.``; elsewhere it is a pod, or a namespace.
+#: ``sqs.REGION.`` and the legacy ``REGION.queue.``. In other hosts the word may be a pod.
 _REGION_IN_HOST = re.compile(rf"(?:^|\.)sqs(?:-fips)?\.({_REGION})\.|^({_REGION})\.queue\.")
 
 

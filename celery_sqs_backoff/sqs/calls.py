@@ -1,7 +1,7 @@
-"""The port to one queue: plain values in, one result per entry out, and it never raises.
+"""The port to one queue. It takes plain values, returns one result per entry, and never raises.
 
-Success is only what SQS lists as successful. Any exception, known or not, is a result: what to do
-about it is decided by whoever called.
+An entry succeeded only if SQS lists it as successful. Each exception, known or not, becomes a
+result, and the caller decides about it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Calls:
         wait_seconds: int,
         visibility_timeout_seconds: int | None = None,
     ) -> Received:
-        """Receive 1 to 10 messages with all their attributes; wait 0 to 20 seconds for them.
+        """Receive 1 to 10 messages with all their attributes, within 0 to 20 seconds.
 
         Arguments:
             max_messages: most messages.
@@ -113,7 +113,7 @@ class Calls:
         return Received(failure=result) if isinstance(result, Failure) else Received(result)
 
     def change_visibility(self, entries: Sequence[tuple[str, int]]) -> Results:
-        """Hide up to ten messages: receipt handle, seconds from now (0 = show it at once)."""
+        """Hide up to ten messages, given as (receipt handle, seconds from now). 0 shows one."""
         numbered = [{"ReceiptHandle": handle, "VisibilityTimeout": s} for handle, s in entries]
         return self._batch(Operation.CHANGE_VISIBILITY, numbered)[1]
 
@@ -123,7 +123,7 @@ class Calls:
         return self._batch(Operation.DELETE, entries)[1]
 
     def send(self, entries: Sequence[Mapping[str, Any]]) -> list[Sent]:
-        """Send up to ten messages: entries as for SendMessageBatch, without ``Id``."""
+        """Send up to ten messages, given as entries of SendMessageBatch without ``Id``."""
         listed, failures = self._batch(Operation.SEND, entries)
         return [
             Sent(listed[i].get("MessageId") if failure is None else None, failure)
@@ -131,9 +131,9 @@ class Calls:
         ]
 
     def send_nothing(self) -> Failure | None:
-        """Ask for SendMessageBatch without entries: nothing is sent, and SQS refuses it.
+        """Call SendMessageBatch without entries, which SQS always refuses.
 
-        With ``Kind.DENIED`` where this identity may not send to the queue at all.
+        The failure is ``Kind.DENIED`` if this identity may not send to the queue.
         """
         result: object = self.attempt(
             Operation.SEND,
@@ -168,7 +168,7 @@ class Calls:
     def _batch(
         self, operation: Operation, entries: Sequence[Mapping[str, Any]]
     ) -> tuple[dict[int, Mapping[str, Any]], Results]:
-        """Number the entries by position; return what SQS listed as successful, and the results."""
+        """Number the entries by position, and return the successful ones and the results."""
         if len(entries) > MAX_BATCH_ENTRIES:
             raise ValueError(f"{len(entries)} entries: SQS takes {MAX_BATCH_ENTRIES} in a batch")
         if not entries:
@@ -183,7 +183,7 @@ class Calls:
                 failed = response.get("Failed") or ()
                 return successful, {int(e["Id"]): failure_of_entry(e, operation) for e in failed}
             except (AttributeError, KeyError, TypeError, ValueError):
-                return {}, {}  # whatever has answered, it listed nothing
+                return {}, {}  # the answer lists no entry
 
         result = self.attempt(operation, call)
         if isinstance(result, Failure):

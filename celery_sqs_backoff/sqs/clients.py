@@ -183,13 +183,13 @@ def _copy(client: Any, config: Config, seconds: float, credentials: Any = None) 
 
 
 def _end_in_time(http_session: Any, seconds: float) -> None:
-    """Let no call take longer. Its thread ends when the server hangs up, or has responded."""
+    """End each call in time. Its thread goes on until the server responds or hangs up."""
     send = http_session.send
 
     def send_in_time(request: Any) -> Any:
         longest = seconds + len(request.body or b"") / _SLOWEST_BYTES_PER_SECOND
         sent = call_in_time(partial(send, request), seconds=longest)
-        if sent is None:  # no thread is left: botocore's own timeouts must do
+        if sent is None:  # no thread is left, so botocore's own timeouts must do
             return send(request)
         if not sent.done():
             raise ReadTimeoutError(endpoint_url=request.url)
@@ -251,7 +251,7 @@ def _share_clients(channel: Any) -> None:
 
 
 def _token_source(channel: Any, role: str) -> Callable[[], Mapping[str, Any]]:
-    """Return what fetches a token for a role as kombu does, also when the channel is closed.
+    """Return a function that fetches a role's token as kombu does, also after the channel closed.
 
     kombu itself remembers one expiry for the tokens of all queues, and renews one of them
     (https://github.com/celery/kombu/pull/2224).

@@ -22,13 +22,13 @@ from .handshakes import handshakes
 
 _Result = TypeVar("_Result")
 
-#: Shares of a token's lifetime that may be left when it is renewed: in the background, and before
-#: the call goes on. botocore's own are 15 and 10 minutes, which a token of 900 s never has, so each
-#: call would renew it (https://github.com/boto/botocore/issues/2189).
+#: A token is renewed in the background when the first share of its lifetime is left. A call waits
+#: for the renewal when the second is left. botocore's limits are 15 and 10 minutes, so each call
+#: would renew a token of 900 s (https://github.com/boto/botocore/issues/2189).
 _RENEW_EARLY_SHARE = 1 / 3
 _RENEW_NOW_SHARE = 1 / 9
 
-#: How old a renewal may get while a call waits for it: with the old token good, and without.
+#: A call waits for a renewal until it is this old, with a valid old token and without.
 _WITH_GOOD_SECONDS = 1.0
 _WITHOUT_SECONDS = 10.0
 
@@ -82,7 +82,7 @@ class _Renewal:
                 self._renewal.result(seconds=_WITH_GOOD_SECONDS)
             return self._good() or good
         wait_for_credentials(self._renewal, credentials.method)
-        if (good := self._good()) is None:  # botocore is silent where the old ones were good before
+        if (good := self._good()) is None:  # botocore logs no error then
             raise _not_renewed(credentials.method, "expired meanwhile")
         return good
 

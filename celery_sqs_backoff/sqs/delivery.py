@@ -1,4 +1,4 @@
-"""What a worker knows of the SQS message behind a task: one receive of it, in numbers."""
+"""One receive of the SQS message behind a task, in numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Delivery:
     first_received_at: float | None = None
     sent_at: float | None = None
     #: From the queue's redrive policy: SQS moves the message to the dead-letter queue on the
-    #: receive *after* this many. ``None``: the queue has none, or it could not be read.
+    #: receive *after* this many. ``None`` if the queue has no policy, or it could not be read.
     max_receive_count: int | None = None
     #: Receives that led to no run, as far as is known: to wait for the task's ETA, or for its turn.
     deferrals: int = 0
@@ -41,7 +41,7 @@ class Delivery:
     lost_flags: str | None = None
     #: The task's ETA. ``None``: it was due when it was sent.
     due_at: float | None = None
-    #: ``traceparent`` of the run whose dead letter this message is a replay of.
+    #: ``traceparent`` of the failed run, if this message is the replay of its dead letter.
     replay_of: str | None = None
 
     @property
@@ -53,7 +53,7 @@ class Delivery:
 
     @property
     def run_id(self) -> str:
-        """An id of the run that this receive leads to; another receive leads to another run."""
+        """An id of the run that this receive leads to, different for each receive."""
         receive = f"{self.message_id} {self.receive_count} {self.received_at!r}"
         return uuid5(NAMESPACE_OID, receive).hex
 
@@ -72,11 +72,11 @@ class Delivery:
         due_since: float | None = None,
         lost_flags: str | None = None,
     ) -> Delivery:
-        """Read a message as ReceiveMessage returned it; what SQS was not asked for is ``None``.
+        """Read a message as ReceiveMessage returned it. Attributes that it lacks are ``None``.
 
         Arguments:
             eta: when the task is due.
-            held_seconds: a worker waits for so long itself rather than give the message back.
+            held_seconds: the longest that a worker waits itself instead of giving the message back.
             times_given_back: receives after which this worker gave the message back, not run.
             due_since: as the field.
             lost_flags: as the field.
@@ -110,14 +110,14 @@ class Delivery:
 
     @property
     def earlier_runs(self) -> int:
-        """Runs before this one, at the most: a receive need not have led to one."""
+        """The most runs that there can have been before, because not each receive led to one."""
         return max(0, self.receive_count - 1 - self.deferrals)
 
     @property
     def first_due_at(self) -> float:
-        """When the message was first received while its task was due: ``retry_for`` begins then.
+        """The first receive at which the task was due, where ``retry_for`` begins.
 
-        SQS says when it was first received, not when it was received again after that.
+        SQS reports the time of the first receive only, not of later ones.
         """
         if self.due_since is not None:
             return self.due_since
@@ -145,7 +145,7 @@ class Delivery:
 
     @property
     def is_overdue_for_dead_letter_queue(self) -> bool:
-        """Whether SQS should have moved the message already: its redrive policy was tightened."""
+        """Whether a tightened redrive policy should have moved the message already."""
         return self.max_receive_count is not None and self.receive_count > self.max_receive_count
 
     @property

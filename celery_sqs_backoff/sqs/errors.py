@@ -17,7 +17,7 @@ from ..traces import before_the_request, certificate_failed, list_functions
 
 
 class CredentialsNotRenewed(botocore.CredentialRetrievalError):
-    """The source of the credentials (STS, for one) does not answer, or refuses. It is asked again.
+    """The source of the credentials, such as STS, does not answer or refuses. It is asked again.
 
     Arguments:
         provider: what botocore calls the source.
@@ -59,7 +59,7 @@ class Kind(Enum):
 
 
 class Operation(Enum):
-    """The SQS actions that the package calls; the value is the name in SQS's API."""
+    """The SQS actions that the package calls. Each value is the name in SQS's API."""
 
     RECEIVE = "ReceiveMessage"
     CHANGE_VISIBILITY = "ChangeMessageVisibilityBatch"
@@ -147,13 +147,13 @@ KINDS: Mapping[str, Kind] = {
     for code in codes.split()
 }
 
-#: Denied, but for how the request was signed: keys that were rotated look like this.
+#: Denied because of the request's signature, as after a rotation of keys.
 _SIGNED_WRONGLY = (
     *("AuthFailure", "IncompleteSignature", "InvalidSecurity", "InvalidSignatureException"),
     *("MissingAuthenticationToken", "SignatureDoesNotMatch"),
 )
 
-#: Codes that mean an entry where something is sent, and a receipt handle where one is used.
+#: Codes about a bad entry if the call sends, and about a receipt handle if the call uses one.
 _PARAMETER_CODES = frozenset({"InvalidParameterValue", "InvalidParameterValueException"})
 
 #: Before the request left, by botocore's class names; the rest of its HTTP errors is in doubt.

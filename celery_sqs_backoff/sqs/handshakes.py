@@ -17,7 +17,8 @@ from typing import Any
 
 from botocore.awsrequest import AWSHTTPSConnection, AWSHTTPSConnectionPool
 
-#: A fork is in the event loop's way, and a server may be silent: it waits no longer than this.
+#: The longest that a fork waits for handshakes, because the event loop stands still and
+#: a server may be silent.
 _LONGEST_WAIT_SECONDS = 1.0
 
 
@@ -28,7 +29,7 @@ class Handshakes:
         self.after_in_child()
 
     def begin(self) -> object:
-        """Note that a handshake begins. Wait first until a waiting fork is over."""
+        """Note that a handshake begins, after the end of a fork that waits for handshakes."""
         handshake = object()
         with self._cond:
             self._cond.wait_for(lambda: not self._fork_waits, _LONGEST_WAIT_SECONDS)
@@ -94,7 +95,7 @@ def announce_handshakes(http_session: Any) -> None:
 
 
 class _Connection(AWSHTTPSConnection):
-    """The wait for the server's address and for TCP is not in the way of a fork."""
+    """A connection of which the wait for the server's address and for TCP holds up no fork."""
 
     _handshake: object = None
 

@@ -61,9 +61,10 @@ class Hidden(Generic[K]):
         return len(self._kept) < self._most
 
     def add(self, message: K, until: float, recall: Recall, now: float) -> float | None:
-        """Keep a message that SQS hides; return until when that is certain.
+        """Keep a message that SQS hides, and return until when that is certain.
 
-        ``None``: it is not kept, for want of room or because it returns before it may run.
+        Returns ``None`` if it is not kept, because there is no room or it returns before it may
+        run.
         """
         certain_until = until - MARGIN_SECONDS
         if not self.has_room or certain_until <= max(now, recall.not_before):
@@ -80,7 +81,7 @@ class Hidden(Generic[K]):
         self._kept.pop(message, None)
 
     def furthest(self, most: int, now: float) -> list[K]:
-        """Return up to ``most`` messages that may run; the other ones are due sooner."""
+        """Return up to ``most`` messages that may run, those due last first."""
         found: list[K] = []
         passed: list[tuple[float, int, K]] = []
         while self._furthest and len(found) < most:
@@ -108,6 +109,6 @@ class Hidden(Generic[K]):
         return min(ready)[-1] if ready else None
 
     def all(self) -> list[tuple[K, float, Recall]]:
-        """Return each message, its end, and its permission; the one that is due last first."""
+        """Return each message with its end and its permission, last due first."""
         found = ((key, at + MARGIN_SECONDS, recall) for key, (at, _, recall) in self._kept.items())
         return sorted(found, key=lambda each: -each[1])

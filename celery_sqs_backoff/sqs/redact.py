@@ -1,4 +1,4 @@
-"""Credentials in the texts of errors: found by their usual forms, and masked.
+"""Finds credentials in the texts of errors by their usual forms, and masks them.
 
 An error's text can quote the sender of a message. So a text is cut before it is searched, and each
 pattern takes time linear in the rest: quantifiers are not nested, and a quantifier that can fail
@@ -81,7 +81,7 @@ _BARE = re.compile(
     )
     """
 )
-#: ``Bearer ...`` without its header; in a sentence, the word after it has no digit.
+#: ``Bearer ...`` without its header. It must have a digit, unlike a word in a sentence.
 _SCHEME = re.compile(r"(?i)\b(bearer|basic)(\s{1,3})(?=[^\s\"']{0,200}[0-9=])[^\s\"',;]+")
 
 
