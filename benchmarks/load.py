@@ -32,7 +32,7 @@ def fill(
 ) -> None:
     """Put ``count`` calls of a task without arguments on a queue.
 
-    The queue must be empty, and nobody may consume it, unless there is a sample (:func:`take`).
+    The queue must be empty and without a consumer, unless there is a sample (:func:`take`).
     """
     bodies = list(_bodies(sample or take(client, queue_url, task_name), count))
     for start in range(0, count, 10):
@@ -45,7 +45,7 @@ def fill(
 
 
 def fill_redis(task_name: str, count: int) -> str:
-    """The same on Redis; return the queue as a URL: the broker's, and the queue's name."""
+    """Do the same on Redis, and return the broker's URL with the queue's name."""
     database = redis.Redis(db=_REDIS_DB)
     database.flushdb()
     url = f"redis://127.0.0.1:6379/{_REDIS_DB}"
@@ -67,7 +67,7 @@ def redis_is_empty() -> bool:
 
 
 def take(client: SQSClient, queue_url: str, task_name: str) -> tuple[str, str]:
-    """Let Celery send one message, and take it off the queue: (task id, decoded body)."""
+    """Let Celery send one message, take it off the queue, and return (task id, decoded body)."""
     with Celery("load", set_as_current=False) as app:
         name = queue_url.rpartition("/")[2]
         app.conf.update(

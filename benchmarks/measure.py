@@ -34,7 +34,7 @@ __all__ = ["Bench", "Run", "Setup", "bench"]
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What is measured. ``failures``: of each task, before it succeeds."""
+    """The setup of a measurement. ``failures``: of each task, before it succeeds."""
 
     scenario: str
     tasks: int
@@ -55,7 +55,7 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What came out. Times are seconds from the first execution on.
+    """The figures. Times are seconds from the first execution on.
 
     ``seconds``: to the last execution. ``settled_seconds``: to when the queue was seen empty, which
     is looked for every 50 ms; a worker that deletes behind the executions must not run away.
@@ -80,7 +80,7 @@ class Run:
         return self.executions / self.settled_seconds
 
     def calls_per_execution(self, *actions: str) -> float:
-        """Of these actions, whether single or batch; of all actions if none is named."""
+        """Return the calls of these actions, single or batch, or of all actions."""
         wanted = [
             count.calls
             for action, count in self.calls.items()

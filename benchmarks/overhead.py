@@ -29,7 +29,7 @@ QUEUE_URL = "https://sqs.us-east-1.amazonaws.com/123456789012/mail"
 
 
 def _request(app: Celery, task: Task, task_id: str) -> dict[str, Any]:
-    """A request as it reaches the pool process: Celery's headers and what kombu and we add."""
+    """Return a request as it reaches the pool process, with Celery's, kombu's and our headers."""
     message = app.amqp.as_task_v2(task_id, task.name, (7, "welcome"), {}, ignore_result=True)
     now = time.time()
     delivery = Delivery(
@@ -48,7 +48,7 @@ def _request(app: Celery, task: Task, task_id: str) -> dict[str, Any]:
         "sqs_queue": QUEUE_URL,
         "sqs_message": {"MessageId": delivery.message_id, "ReceiptHandle": "h" * 180},
     }
-    # The body is decoded by now; a JSON round trip makes the headers what SQS would return.
+    # The body is already decoded. A JSON round trip makes the headers as SQS would return them.
     headers = json.loads(json.dumps(message.headers, default=str))
     return {
         **headers,
@@ -63,7 +63,7 @@ def _request(app: Celery, task: Task, task_id: str) -> dict[str, Any]:
 
 
 def _tracer(app: Celery, base: type[Task]) -> Callable[[int], float]:
-    """A function that runs the task so many times and returns seconds of CPU per run."""
+    """Return a function that runs the task a number of times and returns seconds of CPU per run."""
 
     @app.task(base=base, bind=True, name=f"overhead.{base.__name__}", acks_late=True)
     def send_email(self: Task, customer_id: int, template: str) -> None: ...

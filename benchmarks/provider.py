@@ -31,7 +31,7 @@ __all__ = ["main", "measure"]
 
 
 class _Task:
-    """What the gates look at of a task."""
+    """The parts of a task that the gates look at."""
 
     def __init__(self, options: Options) -> None:
         self.backoff_options = options

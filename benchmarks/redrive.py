@@ -3,7 +3,7 @@
     python -m benchmarks.redrive
 
 Each measurement moves messages of a new queue on a local SQS (ministack) behind a proxy that adds
-a latency to each call. The plain loop is what one writes with boto3: receive ten, send a batch,
+a latency to each call. The plain loop is the usual one with boto3: receive ten, send a batch,
 delete a batch, one thread. Both run in turns, and in processes of their own.
 """
 
@@ -49,7 +49,7 @@ OUTPUT = Path("demo-output", "bench-redrive.json")
 
 
 def plain_loop(client: SQSClient, queue: LocalQueue) -> int:
-    """The loop to compare with."""
+    """Run the plain loop, to compare with."""
     assert queue.dlq is not None
     moved = 0
     while batch := client.receive_message(QueueUrl=queue.dlq.url, MaxNumberOfMessages=10).get(
@@ -70,7 +70,7 @@ def plain_loop(client: SQSClient, queue: LocalQueue) -> int:
 
 
 def move(kind: str, endpoint: str, name: str, url: str, dlq: str, rate: str) -> None:
-    """In a process of its own: move everything, and print what it took."""
+    """Move all messages, and print the figures. Runs in a process of its own."""
     queue = LocalQueue(name=name, url=url, arn="", dlq=LocalQueue(name=dlq, url=dlq, arn=""))
     began = time.perf_counter()
     if kind == "plain":
@@ -99,7 +99,7 @@ def _status(field: str) -> int:
 
 
 def memory(messages: str) -> None:
-    """In a process of its own: the engine, with a journal, on a queue that takes no memory itself.
+    """Run the engine, with a journal, on a queue that takes no memory. Runs in its own process.
 
     (Local servers look through their whole queue for each receive: 100,000 messages take hours.)
     """
@@ -108,7 +108,7 @@ def memory(messages: str) -> None:
 
 
 def filtered(messages: str, every: str, latency: str) -> None:
-    """In a process of its own: a filter that matches one message of so many."""
+    """Run a filter that matches one message of all. Runs in a process of its own."""
     report, queue, seconds = _move_endless(
         int(messages), every=int(every), latency=float(latency), task="shop.rare"
     )
@@ -221,7 +221,7 @@ class _Endless:
 
 
 def run_child(*arguments: str) -> dict[str, Any]:
-    """Run a function of this module in a process of its own; what it has printed."""
+    """Run a function of this module in a process of its own, and return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.redrive", *arguments],
         check=True,
@@ -240,7 +240,7 @@ class Bench:
         self._proxy = proxy
 
     def run(self, kind: str, messages: int, *, rate: str = "") -> dict[str, Any]:
-        """Fill a new dead-letter queue, let a child empty it; what it took, and its calls."""
+        """Fill a new dead-letter queue, let a child empty it, and return its figures and calls."""
         queue = create_local_queue(self._client)
         assert queue.dlq is not None
         for start in range(0, messages, 10):
@@ -262,7 +262,7 @@ class Bench:
         return found
 
     def _sent_at(self, queue: LocalQueue) -> Iterator[float]:
-        """When the server got each message, seconds."""
+        """Return when the server got each message, in seconds."""
         while batch := self._client.receive_message(
             QueueUrl=queue.url,
             MaxNumberOfMessages=10,
@@ -324,7 +324,7 @@ def main(rounds: int, messages: int, seconds: int, large: int, sieve: int) -> No
 
 
 def rate_kept(bench: Bench, per_second: int, seconds: int) -> dict[str, float]:
-    """How near the rate is to what was asked for, and the most messages of any one second."""
+    """Return the ratio of the rate to the wanted one, and the most messages of any one second."""
     run = bench.run("redrive", per_second * seconds, rate=f"{per_second}/s")
     times = run["sent_at"]
     rate = (len(times) - 1) / (times[-1] - times[0])

@@ -1,4 +1,4 @@
-"""Many queues, and many greenlets: what a worker does with them, on a fast local SQS.
+"""Measure a worker with many queues, and with many greenlets, on a fast local SQS.
 
 ``busy``: tasks on one of several queues. ``quiet``: from a send to the start of its task, on many
 queues that are empty otherwise; and CPU and memory of the main process per queue. ``gevent``: short
@@ -66,7 +66,7 @@ class Scale:
         multiplier: int = 4,
         **options: object,
     ) -> Iterator[tuple[Worker, Path]]:
-        """A worker, and the directory of its records."""
+        """Run a worker, and yield the directory of its records."""
         records = Path(tempfile.mkdtemp(dir=self._directory))
         predefined = {queue.name: {"url": queue.url} for queue in queues}
         with worker(
@@ -88,7 +88,7 @@ class Scale:
 
     @staticmethod
     def times(records: Path) -> list[float]:
-        """When tasks started, sorted; seconds of the machine's monotonic clock."""
+        """Return when tasks started, sorted, in seconds of the machine's monotonic clock."""
         return sorted(float(t) for file in records.iterdir() for t in file.read_text().split())
 
     @staticmethod
@@ -166,7 +166,7 @@ def idle(scale: Scale) -> str:
 
 
 def held(scale: Scale) -> str:
-    """Prefetch multiplier 0 and a slow pool: the worker holds all that there is."""
+    """Let a worker with prefetch multiplier 0 and a slow pool hold all messages."""
     tasks, seconds = 25_000, 40
     [queue] = scale.queues(1)
     with fault_proxy(scale.endpoint) as proxy:
@@ -193,7 +193,7 @@ def held(scale: Scale) -> str:
 
 
 def memory(scale: Scale) -> str:
-    """The main process while it runs very many tasks."""
+    """Measure the main process while it runs very many tasks."""
     tasks, at_once = 100_000, 10_000
     [queue] = scale.queues(1)
     grown = []

@@ -28,7 +28,7 @@ RECORD_BYTES = 21
 
 
 class Failing(Exception):
-    """What a task raises in its first executions."""
+    """The error of a task in its first executions."""
 
 
 @cache
@@ -52,14 +52,14 @@ def _sleep(self: Any) -> None:
 
 
 def _fail_first(self: Any) -> None:
-    """For mechanisms that count their retries in ``request.retries``."""
+    """Fail first, for mechanisms that count their retries in ``request.retries``."""
     _ran()
     if self.request.retries < FAILURES:
         raise Failing
 
 
 def _fail_first_receives(self: Any) -> None:
-    """For kombu's policy, which leaves ``request.retries`` at 0."""
+    """Fail first, for kombu's policy, which leaves ``request.retries`` at 0."""
     _ran()
     message = self.request.properties["delivery_info"]["sqs_message"]
     if int(message["Attributes"]["ApproximateReceiveCount"]) <= FAILURES:

@@ -1,4 +1,4 @@
-"""How fast is our worker beside stock Celery's on SQS, and how many calls does an execution cost?
+"""Compare our worker with stock Celery's on SQS, in speed and in calls per execution.
 
 All mechanisms are measured in one run and in turns, so that whatever else the machine does falls
 on all of them. Rates are medians over the rounds, with the range in brackets. Then come the CPU
@@ -36,8 +36,8 @@ OUTPUT = Path("demo-output", "bench-worker.json")
 class Row:
     """A line of the table.
 
-    ``tasks``: what is faster gets more, so that the start and, where tasks are retried, the wait of
-    a second are a small part of what is measured.
+    ``tasks``: the faster setup gets more, so that the start and, where tasks are retried, the wait
+    of a second are a small part of what is measured.
     """
 
     title: str
@@ -156,7 +156,7 @@ def _table(multiplier: int, runs: dict[Row, list[Run]]) -> Table:
 
 
 def _report(measured: dict[int, dict[Row, list[Run]]]) -> dict[str, Any]:
-    """What goes into the JSON file: everything that was measured, round by round."""
+    """Return the content of the JSON file, with each measurement, round by round."""
     return {
         "latency_ms": LATENCY_MS,
         "pool": "prefork, 2 processes",

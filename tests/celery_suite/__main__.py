@@ -26,7 +26,8 @@ from .plugin import BROKER, OUTCOMES, TASK_CLASS
 
 OURS = "celery_sqs_backoff:SQSBackoffTask"
 
-#: Part: whose tests, and which of them. The integration tests have a worker process on SQS.
+#: Part: the package with the tests, and their selection. The integration tests have a worker
+#: process on SQS.
 PARTS = {
     "unit": ("celery", ["t/unit"]),
     # kombu before 5.7 has its tests of SQS in one file.
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compare(where: Environment, part: str, paths: Sequence[str] | None) -> int:
-    """Run a part twice; print what is different, and return how many differences are new."""
+    """Run a part twice, print the differences, and return how many are new."""
     package, of_part = PARTS[part]
     source = where.source(package)
     tests = paths or [path for path in of_part if (source / path).exists()]
@@ -119,7 +120,7 @@ def _run(
 
 @contextmanager
 def _services(part: str) -> Iterator[dict[str, str]]:
-    """What the integration tests need: a new SQS each time, and a place for the worker's log."""
+    """Return the environment of the integration tests, with a new SQS and a log for the worker."""
     if part != "integration":
         yield {}
         return

@@ -26,13 +26,13 @@ class KnownDifference:
     reason: str
 
     def covers(self, test: str, version: str) -> bool:
-        """Whether this is the reason of a difference."""
+        """Return whether this is the reason of a difference."""
         return version in self.versions and fnmatchcase(test, self.pattern)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is different between stock and ours."""
+    """The differences between stock and ours."""
 
     passed: int
     #: Fail on both: they test something that is not there (a service, a package).
@@ -92,7 +92,9 @@ def read_outcomes(path: Path) -> dict[str, str]:
 
 
 def read_known(path: Path = KNOWN) -> list[KnownDifference]:
-    """Read the list: ``versions | test, with * for anything | reason``, one per line.
+    """Read the list of known differences.
+
+    Each line has ``versions | test, with * for anything | reason``.
 
     Raises:
         ValueError: a line is not like this.

@@ -39,7 +39,7 @@ class Environment:
     python: Path
 
     def source(self, package: str) -> Path:
-        """Return the unpacked source distribution of ``celery`` or ``kombu``: it has the tests.
+        """Return the unpacked source distribution of ``celery`` or ``kombu``, with its tests.
 
         Raises:
             subprocess.CalledProcessError: pip cannot reach the package index.
@@ -66,7 +66,7 @@ def installed() -> Environment:
 
 
 def environment(line: str) -> Environment:
-    """Return the environment of a line; the first time it is made, which takes minutes.
+    """Return the environment of a line. Making it the first time takes minutes.
 
     Raises:
         subprocess.CalledProcessError: pip cannot reach the package index, or refuses.

@@ -50,14 +50,14 @@ def pytest_configure(config: Any) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """A shorter time limit than the integration tests' own: what SQS lacks they wait for."""
+    """Set a shorter time limit, because some integration tests wait for features that SQS lacks."""
     if BROKER in os.environ:
         for item in items:
             item.add_marker(pytest.mark.timeout(_TIME_LIMIT_SECONDS), append=False)
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Note each phase of each test; the worst of them counts."""
+    """Note each phase of each test. The worst phase counts."""
     outcome = "xfailed" if hasattr(report, "wasxfail") else report.outcome
     if _OUTCOMES_FILE is not None and (report.when == "call" or outcome != "passed"):
         with _OUTCOMES_FILE.open("a") as file:
@@ -66,7 +66,7 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 @contextmanager
 def _worker_process(app: Any, **options: Any) -> Iterator[Any]:
-    """A ``celery worker`` process instead of Celery's worker in a thread of the tests."""
+    """Run a ``celery worker`` process instead of Celery's worker in a thread of the tests."""
     log = Path(tempfile.gettempdir()) / "worker.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -16,10 +16,10 @@ GOOD, BAD = 0, 1
 
 
 def main() -> int:
-    """Kill workers and spoil calls to SQS at random; nothing may be lost.
+    """Kill workers and spoil calls to SQS at random, and check that no message is lost.
 
     Exit code 0: every message is done or a dead letter with a reason, and every run beyond the
-    first success is explained by what was injected. 1: not so.
+    first success is explained by an injected fault. 1: not so.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=main.__doc__)
     parser.add_argument("--tasks", type=int, default=2500, help="default %(default)s")

@@ -23,7 +23,7 @@ _STOP_TIMEOUT_SECONDS = 25.0
 
 @dataclass(frozen=True, kw_only=True)
 class Manned:
-    """A worker that was there, and how its calls to SQS can be told from those of others."""
+    """A worker of the run, with the key that marks its calls to SQS."""
 
     pid: int
     access_key: str
@@ -36,7 +36,7 @@ class Berth:
         self.pool = pool
         self.worker: Worker | None = None
         self.manned: list[Manned] = []
-        #: Workers that ended although nobody had told them to, with what they said.
+        #: Workers that ended without a signal, with their output.
         self.deserted: list[str] = []
         self.told_to_end: set[int] = set()
         self._stage = stage
@@ -81,7 +81,7 @@ class Fleet:
         self.berths = berths
 
     def pid_of(self, access_key: str) -> int | None:
-        """Whose key this is; ``None``: a worker's that has not come to be ready."""
+        """Return the worker with this key, or ``None`` for one that never became ready."""
         manned = (m for berth in self.berths for m in berth.manned)
         return next((m.pid for m in manned if m.access_key == access_key), None)
 

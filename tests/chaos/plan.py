@@ -1,4 +1,4 @@
-"""What each task of a run is to do, drawn from the seed."""
+"""Draws the acts of each task of a run from the seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHARES: dict[tuple[Behaviour, int], int] = {
     ("crash", 1_000_000): 2,  # until it is given up
 }
 
-#: How many of a hundred tasks last between so many seconds.
+#: How many of a hundred tasks last between two numbers of seconds.
 _SECONDS = {(0.0, 0.05): 84, (0.3, 1.0): 14, (3.0, 7.0): 2}
 
 
@@ -34,7 +34,7 @@ class Plan:
 
 
 def draw_plan(tasks: int, rng: Random) -> list[Plan]:
-    """Draw the plans of so many tasks; the same rng, the same plans."""
+    """Draw the plans of a number of tasks. The same rng gives the same plans."""
     kinds = rng.choices(list(_SHARES), list(_SHARES.values()), k=tasks)
     ranges = rng.choices(list(_SECONDS), list(_SECONDS.values()), k=tasks)
     return [

@@ -1,4 +1,4 @@
-"""What a run of chaos has come to, as a table, and whether it is good."""
+"""The figures of a run of chaos as a table, and whether they are good."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Report:
     faults: Mapping[str, int]
     deeds: Mapping[str, int]
     workers: int
-    #: Output of workers that ended although nobody had told them to.
+    #: Output of workers that ended without a signal.
     deserted: Sequence[str]
     #: Messages left on the queue, visible and hidden; empty: none.
     left: Sequence[int]
@@ -61,7 +61,7 @@ class Report:
         )
 
     def lines(self) -> Iterator[str]:
-        """The table; then, if it is not good, what a person needs to find out why."""
+        """Return the table and, if the run is not good, the facts to find out why."""
         reasons = Counter(reasons[0] for reasons in self.letters.values())
         copies = sum(len(reasons) - 1 for reasons in self.letters.values())
         rows: list[tuple[str, object]] = [

@@ -32,7 +32,7 @@ from .witness import ACTIONS, witness
 
 VISIBILITY_TIMEOUT_SECONDS = 6
 
-#: Longer than the timeout of the calls that settle: the request has arrived, and nobody knows.
+#: Longer than the timeout of the calls that settle, so the worker doesn't know the outcome.
 TIMEOUT_SECONDS = 12.0
 
 
@@ -45,7 +45,7 @@ def run_chaos(
     pause_seconds: float = 1.5,
     drain_seconds: float = 60.0,
 ) -> Report:
-    """Send ``tasks`` over ``chaos_seconds`` of faults and kills; then let the workers finish.
+    """Send ``tasks`` over ``chaos_seconds`` of faults and kills, and then let the workers finish.
 
     Arguments:
         seed: of what tasks do, of faults, and of kills. (What they coincide with is the clock's.)
@@ -132,7 +132,7 @@ def _report(
             history = witnessed.history(task_id, extra.message_id, monkey)
             why = explain(extra, settled, history)
             extras.append(Extra(task_id, why, () if why else _timeline(history, of_this)))
-    rerun = {extra.task_id for extra in extras}  # and then made a dead letter once more
+    rerun = {extra.task_id for extra in extras}  # and then made a dead letter again
     copied = [task_id for task_id, reasons in letters.items() if len(reasons) > 1]
     of_nothing = [
         task_id
@@ -159,7 +159,7 @@ def _report(
 def _runs(
     entries: Iterable[dict[str, Any]], calls: Iterable[dict[str, Any]]
 ) -> tuple[dict[str, list[Run]], list[dict[str, Any]]]:
-    """The runs of each task, and all entries with the task's id."""
+    """Return the runs of each task, and all entries with the task's id."""
     receives = {handle: call for call in calls for handle in call["received"]}
     begun: dict[str, dict[str, Any]] = {}
     ended: dict[str, dict[str, Any]] = {}
@@ -185,7 +185,7 @@ def _runs(
 
 
 class _Witnessed:
-    """What the proxy has written, by message."""
+    """Return the notes of the proxy, by message."""
 
     def __init__(self, calls: Sequence[dict[str, Any]], crew: Fleet) -> None:
         self._calls = calls
@@ -234,7 +234,7 @@ class _Witnessed:
 
 
 def _timeline(history: History, runs: Iterable[Run]) -> tuple[str, ...]:
-    """For a person who looks for the bug."""
+    """Print the facts for the search for the bug."""
     events: list[tuple[float, str]] = [(at, "received") for at in history.received_at]
     for call in history.calls:
         facts = f"{call.action} by {call.worker}, {call.seconds} s, fault {call.fault}"

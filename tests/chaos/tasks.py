@@ -1,4 +1,4 @@
-"""The Celery app of the workers under chaos: a task that does as it is told, and notes it."""
+"""The Celery app of the workers under chaos. Its task follows its plan, and notes each run."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def act(self: Any, behaviour: str, times: int, seconds: float) -> None:
 
 
 def _main_process() -> int:
-    """The worker's main process, of which this is a child, or itself."""
+    """Return the id of the worker's main process, which may be this one."""
     return current_process()._parent_pid or os.getpid()
 
 
 def _crash() -> NoReturn:
     if current_process()._parent_pid:
         os._exit(1)
-    raise SystemExit(1)  # the threads pool: the process is everybody's
+    raise SystemExit(1)  # with the threads pool all tasks share the process

@@ -1,4 +1,4 @@
-"""A fault proxy that writes down what it did to each message: one JSON object per call, in a file.
+"""A fault proxy that writes its acts to a file, with one JSON object per call.
 
 Which worker has called is told by its access key.
 """
@@ -23,7 +23,7 @@ from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
 from tests.support.fault_proxy import Count, Fault, FaultProxy, running
 from tests.support.fault_proxy_server import _Proxy
 
-#: The calls that decide what becomes of a message.
+#: The calls that decide the fate of a message.
 ACTIONS = (
     "ChangeMessageVisibilityBatch",
     "DeleteMessageBatch",

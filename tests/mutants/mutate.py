@@ -1,4 +1,4 @@
-"""Draw mutants of the source as it is today: one changed node of a syntax tree each."""
+"""Draw mutants of the source, each with one changed node of its syntax tree."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SWAPPED: Mapping[type[ast.AST], type[ast.AST]] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change to one node of a file, and the lines whose tests can notice it."""
+    """A change to one node of a file, and the lines by which tests can notice it."""
 
     file: str  # in the package
     node: int  # place in the walk over the tree

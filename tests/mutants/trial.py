@@ -46,7 +46,7 @@ class Planted(importlib.abc.MetaPathFinder):
 
 
 class Chosen:
-    """Run the chosen tests only, those of fast files first, and note which failed."""
+    """Run only the chosen tests, fast files first, and note which failed."""
 
     def __init__(self, tests: set[str] | None = None) -> None:
         self._tests = tests
@@ -54,7 +54,7 @@ class Chosen:
         self.failed = ""
 
     def pytest_sessionstart(self) -> None:
-        """Let Hypothesis end at the first example that fails, as nobody needs a smaller one."""
+        """Let Hypothesis end at the first example that fails, and search for no smaller one."""
         phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
         hypothesis.settings.register_profile("mutants", hypothesis.settings(phases=phases))
         hypothesis.settings.load_profile("mutants")
@@ -93,7 +93,7 @@ class Measured(Chosen):
 
 
 def in_a_process(target, *arguments, limit):
-    """Return what a function sends from a process of its own, with all modules still to import."""
+    """Run a function in a new process without our modules, and return its result."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["boto3", "celery.app.builtins", "hypothesis", "pytest"])
     ours, theirs = context.Pipe()

@@ -1,7 +1,7 @@
-"""The real SQS, for whoever has an account: ``make conformance SQS_SERVER=aws``.
+"""The real SQS, with your own account. ``make conformance SQS_SERVER=aws`` uses it.
 
 The tests and their workers speak to a proxy on this machine, with dummy credentials as always; it
-alone has those of the account, and signs with them what it forwards.
+alone has the account's, and signs the forwarded requests with them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DELETION_SECONDS = 90.0
 
 
 def announcement() -> str:
-    """What the owner of the account should know before the first call.
+    """Return a notice for the owner of the account before the first call.
 
     Raises:
         RuntimeError: boto3 finds no credentials, no region, or the dummy ones of local servers.
@@ -46,7 +46,7 @@ def announcement() -> str:
 def aws(*, deletion_seconds: float = _DELETION_SECONDS) -> Iterator[str]:
     """Yield an endpoint that leads to SQS. At the end, delete the queues of this run.
 
-    Account and region are those that boto3 finds (environment, profile, role).
+    boto3 finds account and region (environment, profile, role).
 
     Raises:
         RuntimeError: as :func:`announcement`; and at the end, when a queue of this run is still
@@ -58,7 +58,7 @@ def aws(*, deletion_seconds: float = _DELETION_SECONDS) -> Iterator[str]:
             yield proxy.endpoint
         finally:
             calls = sum(count.calls for count in proxy.counts().values())
-            print(f"\n{calls} calls to SQS", file=sys.stderr)  # noqa: T201  # beside pytest's own
+            print(f"\n{calls} calls to SQS", file=sys.stderr)  # noqa: T201  # in pytest's own output
             _delete_queues(sqs, deletion_seconds)
 
 

@@ -35,5 +35,5 @@ SHORT_POLL_MAY_FIND_NOTHING: Final = frozenset({"aws"})
 
 
 def differs(servers: frozenset[str]) -> bool:
-    """Whether the server that the tests speak to is one of these."""
+    """Return whether this concerns the server that the tests speak to."""
     return server_name() in servers

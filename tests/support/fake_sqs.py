@@ -40,7 +40,7 @@ class Fault:
         action: as in the API, "DeleteMessageBatch".
         error: an exception to raise, or the code of a ``ClientError``; ``None``: an answer that
             lists nothing, as from a proxy.
-        after: SQS has done what it was asked, and only its answer is lost.
+        after: SQS has acted, and only its answer is lost.
         entries: positions in the batch that fail, without any effect; ``None``: the whole call.
     """
 
@@ -80,7 +80,7 @@ class FakeSQS:
         #: Told of each batch call, while SQS has it and before it has any effect: action, message
         #: bodies.
         self.during_call: Callable[[str, list[str]], None] = lambda action, bodies: None
-        #: Told of each fault: the fault, and the bodies of the messages whose fate it hides.
+        #: Called with each fault, and the bodies of the messages that it leaves in doubt.
         self.on_fault: Callable[[Fault, list[str]], None] = lambda fault, bodies: None
 
     def create_queue(self, *, QueueName: str, Attributes: dict[str, str] | None = None) -> Any:  # noqa: N803
@@ -121,7 +121,7 @@ class FakeSQS:
         MessageSystemAttributeNames: Sequence[str] = (),  # noqa: N803
         MessageAttributeNames: Sequence[str] = (),  # noqa: N803
     ) -> Any:
-        """A long poll returns at once; without ``Messages``, as from SQS, if there are none."""
+        """Receive without waiting. Like that of SQS, an empty response has no ``Messages``."""
         queue = self._queue(QueueUrl, "ReceiveMessage")
         fault = self._take_fault("ReceiveMessage")
         if fault is not None and not fault.after:
@@ -252,7 +252,7 @@ class FakeSQS:
 
 @contextmanager
 def _as_client_error(action: str) -> Iterator[None]:
-    """What a queue refuses, as boto3 raises it."""
+    """Return the error of a refused call, as boto3 raises it."""
     try:
         yield
     except Refused as no:

@@ -1,6 +1,6 @@
 """One queue of the fake SQS: which message is where, and until when.
 
-Time is what the clock says; nothing waits. Where AWS says "might", the queue does the worse.
+Time is that of the clock, and no call waits. Where AWS says "might", the queue does the worse.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class Queue:
         return received
 
     def _available(self, now: float) -> Iterator[Message]:
-        """In the order of sending. In a message group nothing comes before what is hidden."""
+        """Return messages in the order of sending. A hidden message holds up its message group."""
         blocked: set[str | None] = set()
         for message in self.messages:
             if message.visible_at > now:
@@ -237,7 +237,7 @@ class Queue:
                 yield message
 
     def _move(self, message: Message, dlq: Queue, now: float) -> None:
-        """To the DLQ. A standard message keeps its age, a FIFO one starts anew."""
+        """Move to the DLQ. A standard message keeps its age, a FIFO message does not."""
         self._remove(message, "moved")
         message.source_arn, message.receipt, message.visible_at = self.arn, None, now
         message.sequence = next(dlq._count)
@@ -258,7 +258,7 @@ class Queue:
             self._remove(message, "deleted")
 
     def change_visibility(self, handle: str, seconds: int) -> bool:
-        """Return whether that has changed anything: SQS says yes either way."""
+        """Return whether that has changed anything, although SQS says yes either way."""
         now, receipt = self._expire(), self._receipt(handle)
         if not 0 <= seconds <= TWELVE_HOURS:
             raise Refused("InvalidParameterValue", "VisibilityTimeout: 0 to 43200")
@@ -274,7 +274,10 @@ class Queue:
         return True
 
     def _is_void(self, receipt: Receipt, now: float) -> bool:
-        """On a FIFO queue a handle ends with its window; on a standard one it lives on."""
+        """Return whether a handle is valid.
+
+        On a FIFO queue it ends with its window, else it lives on.
+        """
         message = receipt.message
         return self.is_fifo and (message.receipt is not receipt or now >= message.visible_at)
 
@@ -288,7 +291,7 @@ class Queue:
             raise Refused("ReceiptHandleIsInvalid") from None
 
     def _expire(self) -> float:
-        """Drop what has been kept for the retention period, hidden or not; return the time."""
+        """Drop messages after the retention period, also hidden ones, and return the time."""
         now, oldest = self.clock(), self.clock() - self._setting("MessageRetentionPeriod")
         for message in [m for m in self.messages if m.sent_at <= oldest]:
             self._remove(message, "expired")
@@ -300,7 +303,7 @@ class Queue:
 
 
 def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
-    """What SQS counts: the body, and each attribute's name, type and value."""
+    """Return the size that SQS counts, of the body and each attribute's name, type and value."""
     texts: list[str | bytes] = [body]
     for name, value in attributes.items():
         texts += [name, *value.values()]
@@ -308,7 +311,7 @@ def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int
 
 
 def system_attributes(message: Message, wanted: Collection[str]) -> dict[str, str]:
-    """What ReceiveMessage says of a message beside its body; times are milliseconds."""
+    """Return the attributes of a received message. Times are milliseconds."""
     facts = {
         "ApproximateReceiveCount": message.receives,
         "ApproximateFirstReceiveTimestamp": int((message.first_received_at or 0) * 1_000),

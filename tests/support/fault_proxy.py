@@ -1,6 +1,6 @@
 """A proxy in front of an SQS endpoint that counts the calls, and makes chosen ones go wrong.
 
-It runs in a process of its own, so that what it measures does not share its interpreter::
+It runs in a process of its own, so that it does not disturb the measured one::
 
     with fault_proxy(upstream) as proxy:
         proxy.inject(unavailable(actions=("DeleteMessageBatch",), times=1))
@@ -148,19 +148,19 @@ class Rule:
 
 
 class FaultProxy:
-    """A running proxy. ``endpoint`` is what an SQS client talks to."""
+    """A running proxy. ``endpoint`` is the URL for SQS clients."""
 
     def __init__(self, endpoint: str, control: str) -> None:
         self.endpoint = endpoint
         self._control = control
 
     def counts(self) -> dict[str, Count]:
-        """What was seen since the last :meth:`reset`; an action never called counts zero."""
+        """Return the counts since the last :meth:`reset`. An action never called counts zero."""
         seen = {action: Count(**count) for action, count in self._call("GET", "counts").items()}
         return _ZeroByDefault(seen)
 
     def reset(self) -> None:
-        """Forget counts and records; rules and latency stay."""
+        """Forget counts and records, and keep rules and latency."""
         self._call("POST", "reset")
 
     def inject(self, *faults: Fault) -> None:
@@ -168,7 +168,7 @@ class FaultProxy:
         self._call("POST", "faults", [asdict(fault) for fault in faults])
 
     def heal(self, queue: str = "") -> None:
-        """Drop all rules, or those of the queue with this URL, and be reachable."""
+        """Drop all rules, or all rules for the queue with this URL, and be reachable."""
         self._call("POST", "heal", queue)
 
     def set_latency(self, milliseconds: float) -> None:
@@ -180,11 +180,14 @@ class FaultProxy:
         self._call("POST", "unreachable", seconds)
 
     def record(self, *actions: str) -> None:
-        """Keep the requests of these actions (and of no others) from now on."""
+        """Keep the future requests of these actions, and of no other ones."""
         self._call("POST", "record", actions)
 
     def requests(self, action: str) -> list[dict[str, Any]]:
-        """The parsed bodies kept for an action, oldest first; at most 10,000 in all."""
+        """Return the parsed bodies kept for an action, oldest first.
+
+        All actions share 10,000 places.
+        """
         return [body for name, body in self._call("GET", "requests") if name == action]
 
     def _call(self, method: str, path: str, body: object = None) -> Any:
@@ -205,7 +208,7 @@ def fault_proxy(
 ) -> Iterator[FaultProxy]:
     """Run a proxy in front of ``upstream`` in a child process.
 
-    With ``sign`` it signs what it forwards anew, for AWS; see :mod:`tests.support.signing`.
+    With ``sign`` it signs the forwarded requests for AWS; see :mod:`tests.support.signing`.
     """
     options = ("--latency-ms", str(latency_ms), *(["--sign"] if sign else []))
     with (

@@ -59,13 +59,13 @@ class HttpFaults:
         self.listener: socket.socket | None = None
 
     def stop_listening(self) -> None:
-        """Refuse connections from now on."""
+        """Refuse connections."""
         assert self.listener is not None
         self.listener.close()
 
 
 def answer(status: int, body: bytes = b"{}", **headers: str) -> Behaviour:
-    """Answer with a status; ``Retry_After="7"`` is the header ``Retry-After: 7``."""
+    """Answer with a status, and with headers such as ``Retry_After="7"``."""
 
     def behave(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response_only(status)
@@ -113,7 +113,7 @@ def garbage(handler: BaseHTTPRequestHandler) -> None:
 
 @contextmanager
 def http_faults(tls: ssl.SSLContext | None = None) -> Iterator[HttpFaults]:
-    """Run a provider on a free port of 127.0.0.1; with ``tls``, over HTTPS."""
+    """Run a provider on a free port of 127.0.0.1, with ``tls`` over HTTPS."""
     server = _Server(("127.0.0.1", 0), _Handler)
     if tls is not None:
         # The handshake is left to the connection's own thread, so that a silent client blocks
@@ -143,14 +143,14 @@ def nobody() -> str:
 
 @contextmanager
 def silent() -> Iterator[str]:
-    """``host:port`` where connections are accepted, by the kernel, and nothing ever comes back."""
+    """Yield a ``host:port`` where the kernel accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 @contextmanager
 def overflowing() -> Iterator[str]:
-    """``host:port`` where no connection is made and none refused: the queue of them is full."""
+    """Yield a ``host:port`` that neither accepts nor refuses, because its queue is full."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         address = listener.getsockname()

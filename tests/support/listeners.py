@@ -13,7 +13,7 @@ _LISTEN = "0A"
 
 
 def beyond_loopback(pid: int) -> list[str]:
-    """The addresses, as ``0.0.0.0:8883``, on which other machines could reach a process."""
+    """Return the addresses, as ``0.0.0.0:8883``, on which other machines could reach a process."""
     return [f"{address}:{port}" for address, port in listening_on(pid) if not address.is_loopback]
 
 
@@ -55,7 +55,7 @@ def _listeners(
 
 
 def _address(raw: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """From words of 32 bits in the machine's byte order (little endian) to an address."""
+    """Return an address from words of 32 bits in little endian, the machine's byte order."""
     words = [bytes.fromhex(raw[i : i + 8])[::-1] for i in range(0, len(raw), 8)]
     address = ipaddress.ip_address(b"".join(words))
     mapped = getattr(address, "ipv4_mapped", None)

@@ -29,12 +29,12 @@ class Options(TypedDict):
 
 
 def options(path: Path) -> Options:
-    """What a worker needs to be probed."""
+    """Return the environment of a worker that is probed."""
     return {"env": {_FILE_VARIABLE: str(path)}, "include": (__name__,)}
 
 
 def blockages(path: Path) -> list[float]:
-    """Seconds of each time the loop did not come round, in order; empty: it always did."""
+    """Seconds of each time that the loop stood still, in order."""
     assert path.exists(), "the probe has not started: is it a pool with an event loop?"
     return [float(line) for line in path.read_text().split()]
 

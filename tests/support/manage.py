@@ -20,7 +20,7 @@ def run_manage(
     Arguments:
         endpoint: URL of the SQS server.
         queue: of the example project's mails.
-        env: beside the environment.
+        env: added to the environment.
     """
     here = {
         "BROKER_URL": f"sqs://testing:testing@{urlsplit(endpoint).netloc}",

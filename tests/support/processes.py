@@ -1,4 +1,4 @@
-"""Child processes of tests: wait for what they do with a deadline, and leave none behind."""
+"""Child processes of tests. Each wait has a deadline, and each child ends with its test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def eventually(
     interval: float = 0.05,
     message: str | Callable[[], str] = "",
 ) -> T:
-    """Return the first true value of ``condition()``; fail when ``timeout`` seconds are over.
+    """Return the first true value of ``condition()``, or fail after ``timeout`` seconds.
 
     ``message`` may be a callable, so that it can show the state at the deadline.
     """
@@ -37,7 +37,7 @@ def eventually(
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on at this moment."""
+    """Return a port of 127.0.0.1 that is free at this moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -49,7 +49,7 @@ def stop(
     sig: signal.Signals = signal.SIGTERM,
     timeout: float = 5.0,
 ) -> int:
-    """Ask a child to end, insist with SIGKILL after ``timeout`` seconds; return its exit code."""
+    """End a child, after ``timeout`` seconds by SIGKILL, and return its exit code."""
     if process.poll() is None:
         process.send_signal(sig)
     try:

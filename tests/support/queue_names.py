@@ -1,4 +1,4 @@
-"""Names of queues that nobody has had before, and by which the queues of one run can be found."""
+"""Makes new names for queues, by which the queues of one run can be found."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ QUEUE_NAME_PREFIX: Final = f"celery-sqs-backoff-test-{uuid4().hex[:8]}-"
 
 
 def queue_name(stem: str = "test") -> str:
-    """A name that is legal for SQS and never given twice.
+    """Return a name that is legal for SQS and never given twice.
 
     SQS's 80 characters leave 29 for ``stem``, when ``-dlq.fifo`` comes behind the name.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def create_queue(sqs: SQSClient, stem: str = "test", **options: Any) -> LocalQueue:
-    """Create a queue with a dead-letter queue; ``options`` as for ``create_local_queue``.
+    """Create a queue with a dead-letter queue, with the options of ``create_local_queue``.
 
     Where a receive that does not wait may miss messages, both queues wait for a second by default.
     """

@@ -22,7 +22,7 @@ class Record:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a worker needs in its environment for :func:`note` to write here."""
+        """Return the environment in which :func:`note` writes to this record."""
         return {RECORD_FILE_VARIABLE: str(self.path)}
 
     def append(self, **entry: Any) -> None:
@@ -35,7 +35,7 @@ class Record:
             os.close(descriptor)
 
     def entries(self, **wanted: Any) -> list[dict[str, Any]]:
-        """Entries so far, oldest first; only those with these values, if any are given."""
+        """Return the entries so far, oldest first, that have these values."""
         if not self.path.exists():
             return []
         entries = [json.loads(line) for line in self.path.read_text().splitlines()]
@@ -43,7 +43,7 @@ class Record:
 
 
 def note(**entry: Any) -> None:
-    """In a task: append to the record of the test that has started this worker."""
+    """Append to the record of the test that has started this worker. Call it in a task."""
     Record(Path(os.environ[RECORD_FILE_VARIABLE])).append(**entry)
 
 

@@ -1,4 +1,4 @@
-"""A Redis database for this test process alone, also beside other test runs on this machine."""
+"""A Redis database for this test process alone, while other test runs use the same server."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from .processes import eventually, stop
 
 @contextmanager
 def redis_server(directory: Path, *options: str) -> Iterator[Path]:
-    """Run a server; the socket is ``redis.sock`` in the directory."""
+    """Run a server with the socket ``redis.sock`` in the directory."""
     directory.mkdir(exist_ok=True)
     socket = directory / "redis.sock"
     command = ["redis-server", "--port", "0", "--save", "", "--unixsocket", str(socket), *options]

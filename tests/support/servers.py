@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def sqs_client(endpoint: str, **config: Any) -> SQSClient:
-    """A client with dummy credentials; ``config`` as for ``botocore.config.Config``."""
+    """Return a client with dummy credentials. ``config``: as for ``botocore.config.Config``."""
     session = boto3.Session(
         region_name="us-east-1", aws_access_key_id="testing", aws_secret_access_key="testing"
     )
@@ -32,12 +32,12 @@ def sqs_client(endpoint: str, **config: Any) -> SQSClient:
 
 
 def server_name() -> str:
-    """Which server the tests speak to: ``SQS_SERVER``, by default ministack."""
+    """Return the name of the server under test, from ``SQS_SERVER`` or by default ministack."""
     return os.environ.get("SQS_SERVER", "ministack")
 
 
 def before_the_first_call() -> str:
-    """What people should know of the server that the tests use; nothing, if it is a local one.
+    """Return a notice about the server under test, empty for a local one.
 
     Raises:
         RuntimeError: there is no such server, or no way to the real one.
@@ -51,7 +51,7 @@ def before_the_first_call() -> str:
 
 @contextmanager
 def sqs_server() -> Iterator[str]:
-    """The endpoint that the tests use: ``SQS_ENDPOINT`` if it is set, else one started here."""
+    """Yield the endpoint of the tests, from ``SQS_ENDPOINT`` or of a server started here."""
     if endpoint := os.environ.get("SQS_ENDPOINT"):
         yield endpoint
         return
@@ -121,7 +121,7 @@ SERVERS = {"ministack": ministack, "moto": moto, "localstack": localstack, "aws"
 def _running(
     module: list[str], env: dict[str, str], port: int, directory: Path, start_timeout: float
 ) -> Iterator[str]:
-    """``python -m module`` with its arguments, until the block ends; yield its endpoint URL.
+    """Run ``python -m module`` with its arguments during the block, and yield its endpoint URL.
 
     Raises:
         RuntimeError: it has ended, or other machines could reach it.

@@ -1,4 +1,4 @@
-"""Signs what a proxy forwards to AWS, with the credentials that boto3 finds."""
+"""Signs requests that a proxy forwards to AWS, with the credentials that boto3 finds."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Signer:
     def sign(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes
     ) -> dict[str, str]:
-        """Return the headers to send instead of these."""
+        """Return the signed headers."""
         kept = {k: v for k, v in headers.items() if k.lower() not in _SIGNED_BEFORE}
         request = AWSRequest(method=method, url=url, data=body, headers=kept)
         assert self._credentials is not None
-        # Frozen each time: those of a role are renewed now and then.
+        # Frozen each time, because a role's credentials are renewed now and then.
         credentials = self._credentials.get_frozen_credentials()
         SigV4Auth(credentials, "sqs", self._region).add_auth(request)
         return dict(request.headers.items())

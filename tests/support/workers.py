@@ -37,7 +37,7 @@ class Worker:
         return self.process.poll() is None
 
     def log(self) -> str:
-        """All it has written so far, to stdout or stderr."""
+        """Return its output so far, to stdout and stderr."""
         return self.log_file.read_text(errors="replace")
 
     def send(self, sig: signal.Signals) -> None:
@@ -45,7 +45,7 @@ class Worker:
         self.process.send_signal(sig)
 
     def stop(self, sig: signal.Signals = signal.SIGTERM, *, timeout: float = 30.0) -> int:
-        """Signal the main process and return its exit code; fail after ``timeout`` seconds."""
+        """Signal the main process and return its exit code, or fail after ``timeout`` seconds."""
         if self.is_running:
             self.send(sig)
         try:
