@@ -55,7 +55,7 @@ def bar() -> Iterator[Callable[[events.RedriveEvent], None]]:
 
 
 def _columns() -> int:
-    """Return the width of a line on the terminal, or 0 if there is none or its width is unknown."""
+    """Return the width of a line on the terminal, or 0 without a terminal of known width."""
     try:
         return max(0, os.get_terminal_size(sys.stderr.fileno()).columns - 1)
     except (OSError, ValueError, AttributeError):

@@ -145,9 +145,9 @@ class InDoubt:
 
 @dataclass(frozen=True)
 class RunWaits:
-    """The run receives nothing, and waits: a killed run, for one, may hide the rest.
+    """The run receives no message, and waits, because a killed run may hide the rest.
 
-    ``messages``: those that it has not seen. ``seconds``: how long it waits at the most.
+    ``messages``: the number that it has not seen. ``seconds``: the longest that it waits.
     """
 
     messages: int

@@ -1,4 +1,4 @@
-"""The files of a redrive: a journal of what is sent and was sent, and archives of messages.
+"""The files of a redrive: a journal of sends, and archives of messages.
 
 Both have one JSON object per line, and lines are only appended. A file is the operator's alone: one
 that other users could have written, or could read, is refused. A planted journal would make a run
@@ -26,7 +26,7 @@ from .message import DlqMessage
 #: On the disk before the run goes on. Losing other lines costs a repeated delete.
 _SYNCED = {"sending", "sent", "ended"}
 
-#: A message with one of these lines is not the next run's business.
+#: The next run skips a message with such a line.
 _SETTLED = {"unsent", "deleted", "gone"}
 
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class JsonLines:
-    """A file that one process at a time appends to. Safe for threads. Use as a context manager.
+    """A file to which one process at a time appends. Safe for threads. Use as a context manager.
 
     It is created for us alone if it is missing. A last line that a kill has truncated is removed,
     because it would corrupt the next one.
@@ -114,7 +114,7 @@ class NoJournal:
 
 
 class Journal(NoJournal, JsonLines):
-    """What is being sent and was sent, for a run after a kill. It is resumed if it exists.
+    """The sends of a run, for the run after a kill. It is resumed if it exists.
 
     ``{"is": "sending", "ids": [...]}`` is on the disk before the call, ``"sent"`` before the
     delete. A message is *in doubt* if its last line is ``sending``: the process ended before it

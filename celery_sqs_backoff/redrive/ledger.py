@@ -398,7 +398,7 @@ class Ledger:
             self.emit(events.InDoubt(ids, resend=False))
 
     def name_unanswered(self) -> None:
-        """Name the messages whose sends have no response when a run is interrupted."""
+        """Name the messages that were sent without a response when a run is interrupted."""
         with self.lock:
             rows = {i: row for i, row in self.rows.items() if row.state is RowState.SENDING}
             for row in rows.values():

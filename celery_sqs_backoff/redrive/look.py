@@ -194,7 +194,7 @@ def look_through(
         copy: takes the selected messages as they are found, with the ARNs of their destinations.
         now: seconds since the epoch. ``clock``: seconds. It goes on while the machine sleeps.
 
-    The others are those of :func:`peek`.
+    The other arguments are as for :func:`peek`.
     """
     halt, source = Halt(stop, clock, now), route.source
     ledger = Ledger(NoJournal(), None, clock, _HOLD_SECONDS)
