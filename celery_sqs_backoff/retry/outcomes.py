@@ -141,25 +141,25 @@ class NonRetryable(ExplicitOutcome):
 
     Arguments:
         msg: for readers of the log and the dead-letter record.
-        safe_to_undo: ``True`` = the work was certainly not processed; ``False`` (default) = it may
+        not_processed: ``True`` = the work was certainly not processed; ``False`` (default) = it may
             have been.
 
     Raises:
-        TypeError: ``safe_to_undo`` is not a bool.
+        TypeError: ``not_processed`` is not a bool.
     """
 
-    safe_to_undo: bool = False
+    not_processed: bool = False
 
-    def __init__(self, msg: str = "", safe_to_undo: bool = False) -> None:
+    def __init__(self, msg: str = "", not_processed: bool = False) -> None:
         super().__init__(msg)
-        if not isinstance(safe_to_undo, bool):
-            raise TypeError(f"invalid safe_to_undo {safe_to_undo!r}: expected a bool")
-        self.safe_to_undo = safe_to_undo
+        if not isinstance(not_processed, bool):
+            raise TypeError(f"invalid not_processed {not_processed!r}: expected a bool")
+        self.not_processed = not_processed
 
     @property
     def verdict(self) -> Verdict:
-        """NOT_PROCESSED if ``safe_to_undo``, else UNKNOWN."""
-        return Verdict(Outcome.NOT_PROCESSED if self.safe_to_undo else Outcome.UNKNOWN)
+        """NOT_PROCESSED if ``not_processed``, else UNKNOWN."""
+        return Verdict(Outcome.NOT_PROCESSED if self.not_processed else Outcome.UNKNOWN)
 
 
 def judge(

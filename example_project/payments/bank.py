@@ -21,7 +21,7 @@ class BankSaysNo(NonRetryable):
     """It has understood the request, and will not do it."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"the bank refuses: {what}", safe_to_undo=True)
+        super().__init__(f"the bank refuses: {what}", not_processed=True)
 
 
 class NoAnswer(Exception):

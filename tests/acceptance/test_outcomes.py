@@ -82,9 +82,9 @@ def non_retryable() -> None:
     raise NonRetryable("may have been sent")
 
 
-@task("safe_to_undo")
-def safe_to_undo() -> None:
-    raise NonRetryable("refused at the door", safe_to_undo=True)
+@task("not_processed")
+def not_processed() -> None:
+    raise NonRetryable("refused at the door", not_processed=True)
 
 
 @task("classified", classify=(status_classes,))
@@ -182,7 +182,7 @@ def note_failure(task_id: str, **_: Any) -> None:
 CASES = {
     "unknown": ([], "ValueError", "UNKNOWN", "not retryable", 1, False),
     "non_retryable": ([], "NonRetryable", "UNKNOWN", "not retryable", 1, False),
-    "safe_to_undo": ([], "NonRetryable", "NOT_PROCESSED", "not retryable", 1, True),
+    "not_processed": ([], "NonRetryable", "NOT_PROCESSED", "not retryable", 1, True),
     "classified": ([401], "ProviderSays", "NOT_PROCESSED", "not retryable", 1, True),
     "max_retries": ([], "ProviderDown", "RETRYABLE", "max_retries reached", 3, True),
     "unpicklable": ([], "ProviderSays", "RETRYABLE", "max_retries reached", 2, True),

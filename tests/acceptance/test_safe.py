@@ -47,7 +47,7 @@ def mail(self: Any, customer: str, how: str) -> str:
     if how == "down" and self.request.retries == 0:
         raise Retryable("the provider is down")
     if how == "refused":
-        raise NonRetryable("no such address", safe_to_undo=True)
+        raise NonRetryable("no such address", not_processed=True)
     if how == "timeout":
         raise TimeoutError
     return "sent"

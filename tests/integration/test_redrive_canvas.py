@@ -22,7 +22,7 @@ def canvas(sqs_celery_app: Celery) -> dict[str, Any]:
     @sqs_celery_app.task(base=SQSBackoffTask, name="canvas.first")
     def first() -> int:
         if state["broken"]:
-            raise NonRetryable("not yet", safe_to_undo=True)
+            raise NonRetryable("not yet", not_processed=True)
         state["ran"].append("first")
         return 1
 

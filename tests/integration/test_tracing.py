@@ -45,7 +45,7 @@ def state(sqs_celery_app: Celery) -> dict[str, Any]:
     @sqs_celery_app.task(base=SQSBackoffTask, name="traced.broken", shared=False)
     def broken() -> None:
         if found["broken"]:
-            raise NonRetryable("SECRET is wrong", safe_to_undo=True)
+            raise NonRetryable("SECRET is wrong", not_processed=True)
 
     return found | {"flaky": flaky, "broken": broken, "state": found}
 

@@ -114,7 +114,7 @@ def raises(error: BaseException) -> Callable[[BaseException], Any]:
             id="NonRetryable speaks first",
         ),
         pytest.param(
-            NonRetryable("never", safe_to_undo=True),
+            NonRetryable("never", not_processed=True),
             {"retry_on": (Exception,)},
             NOT_PROCESSED,
             id="NonRetryable that is safe to undo",
@@ -301,7 +301,7 @@ class WithoutArguments(Retryable):
 
 class WithItsOwnArguments(NonRetryable):
     def __init__(self, code: int, *, field: str) -> None:
-        super().__init__(f"{field} refused with {code}", safe_to_undo=True)
+        super().__init__(f"{field} refused with {code}", not_processed=True)
         self.code = code
 
 
@@ -315,7 +315,7 @@ SPOKEN = [
     Retryable("later", retry_after=timedelta(minutes=1)),
     Retryable(),
     NonRetryable("never"),
-    NonRetryable("never", safe_to_undo=True),
+    NonRetryable("never", not_processed=True),
     WithADefaultConstructor("down", retry_after=7.5),
     WithoutArguments(),
     WithItsOwnArguments(401, field="key"),
@@ -341,7 +341,7 @@ def test_an_exception_survives_pickling_with_its_attributes(exc: Any) -> None:
         (Retryable("later", retry_after=0), Verdict(Outcome.RETRYABLE, 0)),
         (Retryable("later", timedelta(minutes=2)), Verdict(Outcome.RETRYABLE, 120)),
         (NonRetryable("never"), UNKNOWN),
-        (NonRetryable("never", safe_to_undo=True), NOT_PROCESSED),
+        (NonRetryable("never", not_processed=True), NOT_PROCESSED),
         (WithItsOwnArguments(401, field="key"), NOT_PROCESSED),
         (ThatForgetsItsBase(), RETRYABLE),
     ],
@@ -359,10 +359,10 @@ def test_the_message_is_what_the_log_shows() -> None:
 
 
 @pytest.mark.parametrize("value", [0, 1, "no", None])
-def test_safe_to_undo_must_be_said_clearly(value: Any) -> None:
+def test_not_processed_must_be_said_clearly(value: Any) -> None:
     """A text such as "no" is true to Python, and would undo what may have been processed."""
-    with pytest.raises(TypeError, match=r"^invalid safe_to_undo .*: expected a bool$"):
-        NonRetryable("never", safe_to_undo=value)
+    with pytest.raises(TypeError, match=r"^invalid not_processed .*: expected a bool$"):
+        NonRetryable("never", not_processed=value)
 
 
 # Verdict

@@ -152,7 +152,7 @@ def guarded(app: Celery, *ends: Any, **options: Any) -> tuple[Any, list[str]]:
     ("failure", "is_released"),
     [
         pytest.param(Retryable("down"), True, id="B1 retryable"),
-        pytest.param(NonRetryable("no", safe_to_undo=True), True, id="B2 not processed"),
+        pytest.param(NonRetryable("no", not_processed=True), True, id="B2 not processed"),
         pytest.param(NonRetryable("timeout"), False, id="B3 may have been processed"),
         pytest.param(ValueError(), False, id="B4 not classified"),
     ],
@@ -194,7 +194,7 @@ def test_b5_one_mapping_says_what_the_errors_of_a_provider_mean(app: Celery) -> 
 def test_a_run_after_one_in_doubt_undoes_nothing(app: Celery) -> None:
     """A task with ``on_not_processed`` keeps a record of its runs, without a guard too."""
     undone: list[int] = []
-    ends = [KeyboardInterrupt(), Retryable("down"), NonRetryable("no", safe_to_undo=True)]
+    ends = [KeyboardInterrupt(), Retryable("down"), NonRetryable("no", not_processed=True)]
 
     @app.task(max_retries=0, on_not_processed=lambda *_: undone.append(1))
     def work() -> None:
@@ -281,7 +281,7 @@ def test_a_guarded_block_passes_its_own_message_only(app: Celery) -> None:
             if end is not None:
                 raise end
 
-    remind.apply((NonRetryable("no", safe_to_undo=True),), task_id="A")
+    remind.apply((NonRetryable("no", not_processed=True),), task_id="A")
     for message in "BBC":
         remind.apply(task_id=message)
     assert ran == ["A", "B", "B"]

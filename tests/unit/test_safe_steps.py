@@ -314,7 +314,7 @@ def test_a_failure_that_certainly_did_nothing_forgets_the_step(app: Celery) -> N
     """So its arguments may be corrected."""
 
     def refuse(amount: int) -> None:
-        raise NonRetryable("refused", safe_to_undo=True)
+        raise NonRetryable("refused", not_processed=True)
 
     run(app, lambda self: self.step("charge", refuse, 7), throw=False)
     assert run(app, lambda self: self.step("charge", str, 8)) == "8"
@@ -328,7 +328,7 @@ def test_a_step_that_another_message_has_done_meanwhile_is_not_forgotten(app: Ce
         if not done:
             done.append("B")
             run(app, body, message="B")
-            raise NonRetryable("no such card", safe_to_undo=True)
+            raise NonRetryable("no such card", not_processed=True)
         done.append("later")
 
     def body(self: Any) -> None:

@@ -181,7 +181,7 @@ def test_arguments_that_the_run_changes_do_not_change_its_guard(app: Celery) -> 
             raise failures.pop()
         return f"sent {customer}"
 
-    failures = [NonRetryable("bad address", safe_to_undo=True)]
+    failures = [NonRetryable("bad address", not_processed=True)]
     assert mail.apply(({"customer": 3},), task_id="first").state == "FAILURE"
     assert mail.apply(({"customer": 3},), task_id="second").get() == "sent 3"
 

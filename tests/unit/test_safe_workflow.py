@@ -67,7 +67,7 @@ def fund(app: Celery, bank: Bank) -> Any:
     return fund
 
 
-REFUSED = NonRetryable("refused", safe_to_undo=True)
+REFUSED = NonRetryable("refused", not_processed=True)
 
 
 def test_w1_a_rerun_goes_on_where_it_stopped(fund: Any, bank: Bank) -> None:

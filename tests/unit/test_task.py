@@ -130,7 +130,7 @@ def error_of(task, failure):
     [
         (ProviderDown("x"), Outcome.RETRYABLE, True),
         (Retryable("x"), Outcome.RETRYABLE, True),
-        (NonRetryable("x", safe_to_undo=True), Outcome.NOT_PROCESSED, True),
+        (NonRetryable("x", not_processed=True), Outcome.NOT_PROCESSED, True),
         (NonRetryable("x"), Outcome.UNKNOWN, False),
         (ValueError("x"), Outcome.UNKNOWN, False),
         (Unprintable(), Outcome.UNKNOWN, False),
@@ -167,7 +167,7 @@ REFUSED = (lambda exc: Outcome.NOT_PROCESSED if isinstance(exc, ProviderDown) el
         (Retryable(retry_after=0), {}, Reply.REFUSED),
         (ProviderDown(), {"classify": IN_DOUBT}, Reply.FAILED),
         (ProviderDown(), {"classify": REFUSED}, Reply.ANSWERED),
-        (NonRetryable(safe_to_undo=True), {}, Reply.ANSWERED),
+        (NonRetryable(not_processed=True), {}, Reply.ANSWERED),
         (NonRetryable(), {}, None),
         (NotSent(), {}, None),
         (
@@ -259,7 +259,7 @@ def test_in_doubt_but_safe_to_repeat_is_given_up_as_unknown(failing, undone):
         ("in doubt", PermissionError("the key was revoked"), Outcome.UNKNOWN),
         ("lost", PermissionError("the key was revoked"), Outcome.UNKNOWN),
         # The task's own word, which may have looked: nothing was done, then or now.
-        ("in doubt", NonRetryable("declined", safe_to_undo=True), Outcome.NOT_PROCESSED),
+        ("in doubt", NonRetryable("declined", not_processed=True), Outcome.NOT_PROCESSED),
         ("down", PermissionError("the key was revoked"), Outcome.NOT_PROCESSED),
         ("busy", ProviderDown("x"), Outcome.RETRYABLE),
         ("down", ProviderDown("x"), Outcome.RETRYABLE),
