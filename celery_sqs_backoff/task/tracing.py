@@ -7,8 +7,8 @@ process that runs the task, where the span is the current one.
 
 from __future__ import annotations
 
-import re
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from ..retry.decision import DeadLetter, End, Hide
@@ -17,23 +17,17 @@ from ..retry.outcomes import Outcome
 if TYPE_CHECKING:
     from .handover import Run
 
-_TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-
 _SUCCESSES: Final = frozenset({End.RETURNED, End.IGNORED})
 
 
 def current_trace() -> str | None:
     """Return the current span as a W3C ``traceparent``, if there is one. Never raises."""
-    api: Any = sys.modules.get("opentelemetry.trace")
-    if api is None:
+    if "opentelemetry.trace" not in sys.modules:
         return None
-    try:
-        context = api.get_current_span().get_span_context()
-    except Exception:  # noqa: BLE001  # a tracing library must not fail a task that has ended
-        return None
-    if not context.is_valid:
-        return None
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+    carrier: dict[str, str] = {}
+    with suppress(Exception):  # a tracing library must not fail a task that has ended
+        _propagator().inject(carrier)
+    return carrier.get("traceparent")
 
 
 def note_end(run: Run, *, attempt: int) -> None:
@@ -46,12 +40,10 @@ def note_end(run: Run, *, attempt: int) -> None:
     api: Any = sys.modules.get("opentelemetry.trace")
     if api is None or run.report is None:
         return
-    try:
+    with suppress(Exception):  # a tracing library must not fail a task that has ended
         span = api.get_current_span()
         if span.is_recording():
             _note(api, span, run, attempt)
-    except Exception:  # noqa: BLE001  # a tracing library must not fail a task that has ended
-        return
 
 
 def _note(api: Any, span: Any, run: Run, attempt: int) -> None:
@@ -77,19 +69,15 @@ def _note(api: Any, span: Any, run: Run, attempt: int) -> None:
             "sqs_backoff.receive_count": delivery.receive_count,
         }
     )
-    if (original := _span_context(api, delivery.replay_of)) is not None:
+    # The text is from the message. Without a span in it the context is not valid.
+    carrier = {"traceparent": delivery.replay_of or ""}
+    original = api.get_current_span(_propagator().extract(carrier)).get_span_context()
+    if original.is_valid:
         span.add_link(original, {"sqs_backoff.link": "replay of"})
 
 
-def _span_context(api: Any, traceparent: str | None) -> Any:
-    """Return the context that a replay names, or ``None`` for any other text of the message."""
-    found = _TRACEPARENT.fullmatch(traceparent or "")
-    if found is None:
-        return None
-    context = api.SpanContext(
-        trace_id=int(found[1], 16),
-        span_id=int(found[2], 16),
-        is_remote=True,
-        trace_flags=api.TraceFlags(int(found[3], 16)),
-    )
-    return context if context.is_valid else None
+def _propagator() -> Any:
+    """Return OpenTelemetry's reader and writer of W3C's ``traceparent``."""
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator()
