@@ -139,7 +139,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     @classmethod
     def on_bound(cls, app: Any) -> None:
         super().on_bound(app)
-        if _is_celerys_own(_name_of(cls)):
+        if _name_of(cls).startswith("celery."):
             cls.is_covered = False
             _keep_celerys_behaviour(cls, app)
             return
@@ -296,11 +296,6 @@ def _name_of(cls: Any) -> str:
     return str(cls.name or cls.__qualname__)
 
 
-def _is_celerys_own(name: str) -> bool:
-    """Return whether a task is one of Celery's built-in ones, such as ``celery.chord_unlock``."""
-    return name.startswith("celery.")
-
-
 def _keep_celerys_behaviour(cls: Any, app: Any) -> None:
     """Restore the attributes of ``celery.Task`` on one of Celery's own tasks.
 
@@ -345,11 +340,10 @@ def _check_request_class(cls: Any, app: Any) -> None:
     if given == _REQUEST or not _may_be_sqs(app):
         return
     try:
-        request_class = symbol_by_name(given)
+        classes = symbol_by_name(given).__mro__
     except (ImportError, AttributeError) as exc:
         raise ImproperlyConfigured(f"Request={given!r} cannot be imported: {exc}") from exc
-    names = [f"{c.__module__}:{c.__qualname__}" for c in getattr(request_class, "__mro__", ())]
-    if _REQUEST not in names:
+    if _REQUEST not in [f"{c.__module__}:{c.__qualname__}" for c in classes]:
         raise ImproperlyConfigured(
             f"invalid Request {given!r}: expected a subclass of {_REQUEST.replace(':', '.')}; any"
             " other class would delete the messages of failed tasks"

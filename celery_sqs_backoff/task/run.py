@@ -33,7 +33,6 @@ from .extension import Answered
 from .handover import (
     DELIVERY_KEY,
     RUNNING,
-    Asked,
     BackoffRetry,
     Report,
     Run,
@@ -293,7 +292,8 @@ def _end_failed(task: Any, run: Run, exc: BaseException) -> BaseException:
         # In the pools that share the worker's process it would end the worker (solo) or
         # leave the message stuck in it for good (threads, gevent: celery/concurrency/base.py).
         exc = WorkerLostError(f"The task called sys.exit({exc.code!r})")
-    failure, verdict = exc, _judge_raised(task, run, exc)
+    cause = _cause_of(run, exc)
+    failure, verdict = exc, _judge(task, cause)
     if isinstance(exc, MemoryError) or not isinstance(exc, Exception):
         if verdict is None:  # how far the run got is unknown
             _report(task, run, RunEnd(End.ABORTED), exc)
@@ -301,9 +301,9 @@ def _end_failed(task: Any, run: Run, exc: BaseException) -> BaseException:
         if not isinstance(exc, Exception):
             failure = WorkerLostError(f"The task raised {type_name(exc)}")
     run.is_known = verdict is not None
-    asked = run.get_asked(exc)
-    reply = _reply_of(asked.cause if asked else exc, verdict)
+    reply = _reply_of(cause, verdict)
     verdict = _undo(task, run, failure, verdict or _UNKNOWN, raised=exc)
+    asked = run.get_asked(exc)
     if asked is not None and asked.reason is not None:
         decision: Hide | DeadLetter = DeadLetter(asked.reason, verdict.outcome)
     else:
@@ -316,29 +316,27 @@ def _end_failed(task: Any, run: Run, exc: BaseException) -> BaseException:
 
 def _end_asked(task: Any, run: Run, said: TaskPredicate) -> None:
     """Report a Retry, an Ignore or a Reject, by which the task itself decides."""
-    asked, cause, reply = run.get_asked(said), said, None
-    if isinstance(said, Retry):
-        reason = _cause_of(said, asked)
-        verdict = _judge_cause(task, reason)
-        reply, cause = _reply_of(reason, verdict), reason or said
-        run.is_known = verdict is not None and isinstance(said, BackoffRetry)
-        _undo(task, run, cause, verdict or _UNKNOWN, raised=said)
-    elif isinstance(said, Reject):  # judge the caught error, as for a retry
-        caught = said.reason if isinstance(said.reason, Exception) else said.__context__
-        reason = asked.cause if asked else caught
-        verdict = _judge_cause(task, reason)
-        run.is_known = verdict is not None
-        task.extension.run_failed(task, reason or said, verdict or _UNKNOWN)
-    else:
+    asked, reported, reply = run.get_asked(said), said, None
+    if isinstance(said, Ignore):
         task.extension.run_failed(task, said, _UNKNOWN)
+    else:  # judge the error behind it
+        cause = _cause_of(run, said)
+        verdict = _judge(task, cause)
+        run.is_known = verdict is not None
+        if isinstance(said, Retry):
+            run.is_known = run.is_known and isinstance(said, BackoffRetry)
+            reply, reported = _reply_of(cause, verdict), cause or said
+            _undo(task, run, reported, verdict or _UNKNOWN, raised=said)
+        else:
+            task.extension.run_failed(task, cause or said, verdict or _UNKNOWN)
     ended = read_end(said, is_named=asked is not None and asked.is_named)
-    _report(task, run, replace(ended, reply=reply), cause)
+    _report(task, run, replace(ended, reply=reply), reported)
 
 
 def _end_elsewhere(task: Any, run: Run, exc: Exception) -> BaseException:
     """Return Celery's own retry with our delay, or the failure, on a broker other than SQS."""
     request, now = task.request, time.time()
-    verdict = _judge_raised(task, run, exc) or _UNKNOWN
+    verdict = _judge(task, _cause_of(run, exc)) or _UNKNOWN
     verdict = _undo(task, run, exc, verdict, raised=exc)
     is_endless = request.is_eager and task.max_retries is None  # no time passes there
     if verdict.wants_retry and run.get_asked(exc) is None and not is_endless:
@@ -368,44 +366,36 @@ _UNKNOWN: Final = Verdict(Outcome.UNKNOWN)
 
 def judge_failure(task: Any, exc: BaseException) -> Verdict:
     """Return the verdict on a failure of the task's run, or on a retry that it has asked for."""
-    run = run_of(task.request)
-    if isinstance(exc, Retry):
-        asked = None if run is None else run.get_asked(exc)
-        return _judge_cause(task, _cause_of(exc, asked)) or _UNKNOWN
-    return _judge_raised(task, run, exc) or _UNKNOWN
+    return _judge(task, _cause_of(run_of(task.request), exc)) or _UNKNOWN
 
 
-def _cause_of(retry: Retry, asked: Asked | None) -> BaseException | None:
-    """Return the error that a retry was given or, in an ``except`` block, has caught.
+def _cause_of(run: Run | None, exc: BaseException) -> BaseException | None:
+    """Return the error to judge for an exception, or ``None`` for a retry without an error.
 
-    Celery notes a parent of an error that pickle cannot restore.
+    That is the error that ``self.retry()`` is for. A Retry or a Reject that the task raises itself
+    has the error as its reason, or was raised where the task had caught it.
     """
-    cause = None if asked is None else asked.cause
-    return cause or retry.exc or retry.__context__
-
-
-def _judge_raised(task: Any, run: Run | None, exc: BaseException) -> Verdict | None:
-    """Return the verdict on an exception, or ``None`` if no rule knows it."""
     asked = None if run is None else run.get_asked(exc)
-    return _judge(task, exc) if asked is None else _judge_cause(task, asked.cause)
+    if asked is not None:
+        return asked.cause
+    if isinstance(exc, Retry):
+        return exc.exc or exc.__context__  # type: ignore[no-any-return]
+    if isinstance(exc, Reject):
+        return exc.reason if isinstance(exc.reason, Exception) else exc.__context__
+    return exc
 
 
-def _judge_cause(task: Any, cause: BaseException | None) -> Verdict | None:
-    """Return the verdict on a retry that the task has asked for, whether one is left or not.
+def _judge(task: Any, cause: BaseException | None) -> Verdict | None:
+    """Return the verdict on an error, or ``None`` if no rule knows it.
 
-    Arguments:
-        cause: the error that the retry is for. ``None`` is RETRYABLE, because the task says that it
-            has done no work.
+    Without an error the task has asked for a retry. It is RETRYABLE, because the task says that it
+    has done no work.
     """
     if cause is None:
         return Verdict(Outcome.RETRYABLE)
-    return _judge(task, cause) if isinstance(cause, Exception) else None
-
-
-def _judge(task: Any, exc: BaseException) -> Verdict | None:
     options = task.backoff_options
     return judge(
-        exc,
+        cause,
         classify=options.classify,
         retry_on=options.retry_on,
         never_retry=options.never_retry,

@@ -120,7 +120,7 @@ def _contain(hook: Any) -> Callable[..., Any]:
     @wraps(hook)
     def call_hook(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return bind_member(self, hook)(*args, **kwargs)
+            return hook.__get__(self, type(self))(*args, **kwargs)
         except Exception as exc:
             run = run_of(self.request)
             if run is None or run.delivery is None:
@@ -129,16 +129,6 @@ def _contain(hook: Any) -> Callable[..., Any]:
 
     call_hook._is_wrapped = True  # type: ignore[attr-defined]
     return call_hook
-
-
-def bind_member(task: Any, given: Any) -> Any:
-    """Return an attribute of a class, bound to the task if it is a method.
-
-    Arguments:
-        given: the attribute as the class defines it (``inspect.getattr_static``).
-    """
-    bind = getattr(given, "__get__", None)
-    return given if bind is None else bind(task, type(task))
 
 
 def log_failed_later(task: object, task_id: str, exc: BaseException) -> None:
