@@ -138,26 +138,24 @@ class Clients:
         return wait_for_credentials(making)  # a role's token comes from STS
 
     def _make(self, key: tuple[Any, ...]) -> _Pair:
-        if (pair := self._pairs.get(key)) is None:
-            with handshakes.one():
-                pair = self._pairs[key] = self._build_pair(key)
-        return pair
-
-    def _build_pair(self, key: tuple[Any, ...]) -> _Pair:
+        if (pair := self._pairs.get(key)) is not None:
+            return pair
         region, access_key, secret_key, role = key
         channel, credentials, token = self._channel, None, None
         make = channel.new_sqs_client
         if key in self._refused:
             make = inspect.unwrap(make)
-        if role is not None:
-            credentials = role_credentials(_token_source(channel, role))
-            access_key, secret_key, token = credentials.get_frozen_credentials()[:3]
-        kombu_client = make(region, access_key, secret_key, token)
-        return _Pair(
-            polling=_copy(kombu_client, _POLLING, _POLLING_SECONDS, credentials),
-            settling=_copy(kombu_client, self._config, _SETTLING_SECONDS, credentials),
-            made_at=monotonic(),
-        )
+        with handshakes.one():
+            if role is not None:
+                credentials = role_credentials(_token_source(channel, role))
+                access_key, secret_key, token = credentials.get_frozen_credentials()[:3]
+            kombu_client = make(region, access_key, secret_key, token)
+            pair = self._pairs[key] = _Pair(
+                polling=_copy(kombu_client, _POLLING, _POLLING_SECONDS, credentials),
+                settling=_copy(kombu_client, self._config, _SETTLING_SECONDS, credentials),
+                made_at=monotonic(),
+            )
+        return pair
 
 
 def _copy(client: Any, config: Config, seconds: float, credentials: Any = None) -> SQSClient:

@@ -104,7 +104,7 @@ def role_credentials(fetch: Callable[[], Mapping[str, Any]]) -> RefreshableCrede
             "access_key": str(token["AccessKeyId"]),
             "secret_key": str(token["SecretAccessKey"]),
             "token": str(token["SessionToken"]),
-            "expiry_time": _utc(token["Expiration"]).isoformat(),
+            "expiry_time": token["Expiration"].isoformat(),
         }
 
     metadata = refresh()
@@ -117,8 +117,3 @@ def role_credentials(fetch: Callable[[], Mapping[str, Any]]) -> RefreshableCrede
         advisory_timeout=int(lifetime * _RENEW_EARLY_SHARE),
         mandatory_timeout=int(lifetime * _RENEW_NOW_SHARE),
     )
-
-
-def _utc(time_: Any) -> datetime:
-    parsed = datetime.fromisoformat(time_) if isinstance(time_, str) else time_
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)

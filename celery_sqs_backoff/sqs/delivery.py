@@ -62,15 +62,10 @@ class Delivery:
         cls,
         message: Mapping[str, Any],
         *,
-        queue_url: str,
-        received_at: float,
-        max_receive_count: int | None = None,
-        retention_seconds: int | None = None,
         eta: float | None = None,
         held_seconds: float = 0,
         times_given_back: int = 0,
-        due_since: float | None = None,
-        lost_flags: str | None = None,
+        **known: Any,
     ) -> Delivery:
         """Read a message as ReceiveMessage returned it. Attributes that it lacks are ``None``.
 
@@ -78,34 +73,25 @@ class Delivery:
             eta: when the task is due.
             held_seconds: the longest that a worker waits itself instead of giving the message back.
             times_given_back: receives after which this worker gave the message back, not run.
-            due_since: as the field.
-            lost_flags: as the field.
+            known: the fields that the message does not tell.
         """
         attributes = message.get("Attributes") or {}
         sent_at = _seconds(attributes.get("SentTimestamp"))
-        first_received_at = _seconds(attributes.get("ApproximateFirstReceiveTimestamp"))
+        first_at = _seconds(attributes.get("ApproximateFirstReceiveTimestamp"))
         waits = 0
         if eta is not None:
             waits = deferrals(
-                eta,
-                sent_at=sent_at,
-                held_seconds=held_seconds,
-                first_received_at=first_received_at,
+                eta, sent_at=sent_at, held_seconds=held_seconds, first_received_at=first_at
             )
         return cls(
             message_id=message["MessageId"],
-            queue_url=queue_url,
-            received_at=received_at,
             receive_count=int(attributes.get("ApproximateReceiveCount", 1)),
-            first_received_at=first_received_at,
+            first_received_at=first_at,
             sent_at=sent_at,
             deferrals=times_given_back + waits,
-            due_since=due_since,
-            max_receive_count=max_receive_count,
-            retention_seconds=retention_seconds,
-            lost_flags=lost_flags,
             due_at=eta,
             replay_of=replay_of(message) if message.get("MessageAttributes") else None,
+            **known,
         )
 
     @property

@@ -100,24 +100,19 @@ def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None
     """
     calls = client if isinstance(client, Calls) else Calls(client, url)
     found = calls.attributes()
-    code = str(found) if isinstance(found, Failure) else "malformed"
-    if isinstance(found, Failure):
-        for_good = found.code in _FOR_GOOD or found.kind is Kind.UNSUPPORTED
-    else:
-        try:
-            return _from_attributes(url, found)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            for_good = True
+    if not isinstance(found, Failure):
+        return _from_attributes(url, found)
+    for_good = found.code in _FOR_GOOD or found.kind is Kind.UNSUPPORTED
     if last is not None and (last.is_read or not for_good):
         return replace(last, messages_in_flight=0)
     if not for_good:
-        logger.warning("sqs_backoff.queue_not_read: %s: %s; reading it again soon", url, code)
+        logger.warning("sqs_backoff.queue_not_read: %s: %s; reading it again soon", url, found)
         return Queue(url, is_read=False)
     logger.error(
         "sqs_backoff.queue_unreadable: %s: %s; assuming a visibility timeout of %d s and no"
         " dead-letter queue. The worker needs sqs:GetQueueAttributes on the queue.",
         url,
-        code,
+        found,
         DEFAULT_VISIBILITY_TIMEOUT_SECONDS,
     )
     return Queue(url)

@@ -73,7 +73,7 @@ def test_a_predefined_queue_is_called_with_its_own_role_or_keys(
     """kombu knows no such role: the doctor would report what another identity may do."""
     assumed: list[str] = []
 
-    def token(channel: object, role: str, seconds: int) -> dict[str, str]:
+    def token(channel: object, role: str, seconds: int) -> dict[str, Any]:
         assumed.append(role)
         return {
             "AccessKeyId": f"key of {role}",
