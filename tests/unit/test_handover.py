@@ -26,11 +26,6 @@ from celery_sqs_backoff.task.handover import (
 DELIVERY = Delivery(message_id="m", queue_url="https://sqs.example/1/q", received_at=1.0)
 
 
-class Unprintable(Exception):
-    def __str__(self):
-        raise RuntimeError("no text")
-
-
 class Unpicklable(Exception):
     def __reduce__(self):
         raise TypeError("no pickle")
@@ -65,10 +60,6 @@ def test_the_report_travels_beside_the_failure():
     assert report_of(pickle.loads(pickle.dumps(einfo))) == report
     assert error.exception_type == "builtins.OSError"
     assert error.exception_message == "down"
-
-
-def test_describe_exception_without_text():
-    assert describe(Unprintable(), Options()).exception_message == "<unprintable: RuntimeError>"
 
 
 @pytest.mark.parametrize("exc_info", [object(), type("Forged", (), {"sqs_report": "done"})()])

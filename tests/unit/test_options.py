@@ -7,7 +7,6 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_backoff import (
-    Exponential,
     FullJitter,
     Outcome,
     Provider,
@@ -222,29 +221,3 @@ def test_a_class_between_passes_its_options_on(app):
 
     options = urgent.backoff_options
     assert (options.retry_on, options.retry_for, options.crash_budget) == ((OSError,), 10, 9)
-
-
-def test_two_tasks_do_not_share_their_options(app):
-    @app.task(base=SQSBackoffTask, lazy=False, shared=False, retry_for=1)
-    def one():
-        """Send nothing."""
-
-    @app.task(base=SQSBackoffTask, lazy=False, shared=False, backoff=Exponential(base=3))
-    def two():
-        """Send nothing."""
-
-    assert (one.backoff_options.retry_for, two.backoff_options.retry_for) == (1, 36 * 3600)
-    assert one.backoff_options.backoff == FullJitter()
-
-
-def test_a_class_based_task_has_its_options_too(app):
-    class Mail(SQSBackoffTask):
-        name = "class-mail"
-        retry_on = OSError
-        max_retries = 4
-
-        def run(self):
-            """Send nothing."""
-
-    task = app.register_task(Mail())
-    assert task.backoff_options.max_retries == 4

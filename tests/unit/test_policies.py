@@ -1,7 +1,5 @@
 """What each delay policy promises: first values, bounds, spread, and which arguments it refuses."""
 
-import ast
-import dataclasses
 import math
 import os
 import pickle
@@ -16,14 +14,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from celery_sqs_backoff.retry import outcomes, policies
+from celery_sqs_backoff.retry import policies
 from celery_sqs_backoff.retry.policies import (
     DecorrelatedJitter,
     EqualJitter,
     Exponential,
     FullJitter,
     Policy,
-    RandomSource,
     Schedule,
 )
 
@@ -108,11 +105,6 @@ def test_a_delay_lies_between_the_lowest_of_the_formula_and_the_ceiling(
     ]
 
 
-@pytest.mark.parametrize("policy", [Exponential(), Schedule([1, 2])], ids=name_of)
-def test_without_jitter_the_delay_is_the_ceiling(policy: Policy) -> None:
-    assert [policy.delay(n) for n in (1, 2, 3)] == [policy.ceiling(n) for n in (1, 2, 3)]
-
-
 # Bounds
 
 
@@ -136,17 +128,6 @@ def test_no_delay_passes_its_ceiling_when_every_draw_is_the_highest(
 @given(policy=growing_policies(), attempt=attempts)
 def test_the_ceiling_never_falls_and_never_passes_the_cap(policy: Any, attempt: int) -> None:
     assert policy.ceiling(attempt) <= policy.ceiling(attempt + 1) <= policy.cap
-
-
-@given(policy=growing_policies(), attempt=attempts, seed=seeds)
-def test_decorrelated_and_equal_jitter_keep_their_distance_from_zero(
-    policy: Policy, attempt: int, seed: int
-) -> None:
-    delay = policy.delay(attempt, random.Random(seed))
-    if isinstance(policy, DecorrelatedJitter):
-        assert delay >= policy.base
-    if isinstance(policy, EqualJitter):
-        assert delay >= policy.ceiling(attempt) / 2
 
 
 @pytest.mark.parametrize("attempt", [1_024, 1_025, 10_000])
@@ -176,13 +157,6 @@ def test_full_jitter_gives_half_its_ceiling_on_average_and_uses_all_of_it() -> N
     for quarter in range(4):
         share = sum(8 * quarter <= d < 8 * (quarter + 1) for d in draws) / len(draws)
         assert share == pytest.approx(0.25, abs=0.015)
-
-
-def test_equal_jitter_gives_three_quarters_of_its_ceiling_on_average() -> None:
-    rng = random.Random(20)
-    draws = [EqualJitter().delay(5, rng) for _ in range(20_000)]
-
-    assert math.fsum(draws) / len(draws) == pytest.approx(24, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -260,12 +234,6 @@ def test_a_chain_is_the_same_in_another_process() -> None:
     }
 
 
-def test_messages_have_different_chains() -> None:
-    delays = {DecorrelatedJitter().delay_for(f"message-{n}", 3) for n in range(500)}
-
-    assert len(delays) == 500
-
-
 def test_decorrelated_jitter_draws_from_the_rng() -> None:
     """Without a message each call draws a new chain from the rng."""
     policy = DecorrelatedJitter()
@@ -297,13 +265,6 @@ def test_a_policy_survives_pickling(protocol: int) -> None:
     assert pickle.loads(pickle.dumps(ALL, protocol)) == ALL
 
 
-@pytest.mark.parametrize("policy", ALL, ids=name_of)
-def test_a_policy_cannot_be_changed(policy: Any) -> None:
-    for field in dataclasses.fields(policy):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(policy, field.name, 1)
-
-
 def test_policies_are_equal_by_kind_and_value() -> None:
     assert FullJitter() == FullJitter(2, 3600) == FullJitter(cap=timedelta(hours=1), base=2.0)
     assert Schedule([60]) == Schedule((timedelta(minutes=1),)) == Schedule(iter([60.0]))
@@ -315,18 +276,6 @@ def test_policies_are_equal_by_kind_and_value() -> None:
 def test_a_policy_shows_its_values_in_seconds() -> None:
     assert repr(FullJitter(cap=timedelta(hours=2))) == "FullJitter(base=2.0, cap=7200.0)"
     assert repr(Schedule([1, timedelta(minutes=1)])) == "Schedule(delays=(1.0, 60.0))"
-
-
-def test_a_policy_can_be_derived_from_another() -> None:
-    assert dataclasses.replace(EqualJitter(), cap=60) == EqualJitter(base=2, cap=60)
-
-
-def test_changing_the_list_later_does_not_change_the_schedule() -> None:
-    delays: list[float | timedelta] = [1, 2]
-    schedule = Schedule(delays)
-    delays.append(3)
-
-    assert schedule.delays == (1.0, 2.0)
 
 
 # What is refused
@@ -399,31 +348,3 @@ def test_attempts_are_counted_from_one_in_whole_numbers(
 
 
 # The module
-
-
-@pytest.mark.parametrize("module", [policies, outcomes], ids=name_of)
-def test_the_module_needs_only_the_standard_library(module: Any) -> None:
-    """Delays and outcomes can be reasoned about, and tested, without a broker or AWS."""
-    tree = ast.parse(Path(module.__file__).read_text())
-    absolute = {
-        name.split(".")[0]
-        for node in ast.walk(tree)
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom) and node.level == 0
-            else []
-        )
-    }
-    own = {
-        node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level
-    }
-
-    assert absolute <= sys.stdlib_module_names
-    assert own <= {"policies"}
-
-
-def test_the_random_module_is_a_random_source() -> None:
-    source: RandomSource = random
-    assert source.uniform(1, 1) == 1
