@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, TypeAlias
 
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
-from .law import PolicyAlone, SimulatedMessage, Told
+from .law import RUN, PolicyAlone, SimulatedMessage, Told
 from .scenario import Scenario
 
 
@@ -236,6 +236,10 @@ class _Simulation:
     def _start(self, worker: _Worker) -> None:
         while worker.waiting and worker.running < self.scenario.processes:
             message = worker.waiting.popleft()
+            told = worker.strategy.turn_came(message, self.now, len(worker.paced))
+            if told is not RUN:
+                self._follow(worker, message, told)
+                continue
             worker.running += 1
             answer = self._provider.call(self.now)
             self.measures.calls[answer][int(self.now)] += 1

@@ -94,7 +94,10 @@ class PolicyAlone:
         return waiting
 
     def turn_came(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
-        """Decide about the first message in line, with ``waiting`` messages behind it."""
+        """Decide about a message whose turn has come, or for which there is a process.
+
+        ``waiting`` messages wait for their turns.
+        """
         return RUN
 
     def recalls(self, now: float, *, room: int, waiting: int) -> list[SimulatedMessage]:
@@ -194,7 +197,7 @@ class WithProvider(PolicyAlone):
         return self.gate.turns(waiting, now)
 
     def turn_came(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
-        if self.gate.state is State.OPEN:
+        if self.gate.state is State.OPEN and self.gate.probe != message.id:
             return self.decide_on_receive(message, now, waiting)
         self.gate.started(message.id, now)
         return RUN
