@@ -29,7 +29,7 @@ from typing import Any
 
 from ..retry.decision import Reply
 from ..retry.policies import RandomSource
-from ..sqs.hidden import MOST_HIDDEN, Hidden, Recall
+from ..sqs.hidden import Hidden, Recall
 from .rate import RecoveryRate
 
 #: Failures of one message may be the message's own.
@@ -92,19 +92,6 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Thresholds:
-    """When a gate opens, and how soon it probes.
-
-    Attributes:
-        failures: calls in a row that open it.
-        probe_interval: mean seconds before the first probe, and the shortest before any other.
-    """
-
-    failures: int = 6
-    probe_interval: float = 5.0
-
-
-@dataclass(frozen=True, slots=True)
 class Message:
     """A message that has come due, or has failed.
 
@@ -155,25 +142,22 @@ class ProviderGate:
     """The state of one provider in one worker. Not safe for threads by itself.
 
     Arguments:
-        thresholds: when it opens.
         rng: draws intervals and delays.
-        recalls: whether hidden messages are brought forward. ``False``: nothing limits a recovery
-            either, and the gate is OPEN or CLOSED.
+        failures: calls in a row that open it.
+        probe_interval: mean seconds before the first probe, and the shortest before any other.
+
+    Attributes:
+        probe: the message that probes; ``None`` = no one does.
     """
 
     def __init__(
-        self,
-        thresholds: Thresholds,
-        rng: RandomSource,
-        *,
-        recalls: bool = True,
+        self, rng: RandomSource, *, failures: int = 6, probe_interval: float = 5.0
     ) -> None:
         self.state = State.CLOSED
-        self.hidden: Hidden[Any] = Hidden(MOST_HIDDEN if recalls else 0)
+        self.hidden: Hidden[Any] = Hidden()
         self.rate = RecoveryRate()
         self.opened_at = self.next_probe_at = 0.0
-        self._thresholds, self._rng = thresholds, rng
-        self._is_limited = recalls
+        self._rng, self._most_failures, self._probe_interval = rng, failures, probe_interval
         self._began: dict[str, float] = {}
         self._failures: dict[str, int] = {}
         self.probe: str | None = None
@@ -231,8 +215,8 @@ class ProviderGate:
         """Note what a run has shown of the provider; ``None`` = nothing, or it did not run."""
         began, is_probe = self._began.pop(message_id, now), message_id == self.probe
         if reply is Reply.ANSWERED:
-            is_quiet = now >= self._answered_at + self._thresholds.probe_interval
-            was_away = is_quiet and self._in_a_row >= self._thresholds.failures
+            is_quiet = now >= self._answered_at + self._probe_interval
+            was_away = is_quiet and self._in_a_row >= self._most_failures
             self._answered_at = now
             self._forget_row()
             if is_probe:
@@ -247,10 +231,10 @@ class ProviderGate:
             if self.state is State.RECOVERING and reply is Reply.FAILED:
                 self._failures[message_id] = self._failures.get(message_id, 0) + 1
             if self._have_enough_failed(message_id, reply):
-                if now >= self._may_be_up_until(reply):
+                if now >= self._may_be_up_until():
                     self.state, self.opened_at = State.OPEN, now
                     self._probe_later(now, retry_after)
-                elif self.state is State.CLOSED and self._is_limited:
+                elif self.state is State.CLOSED:
                     self._recover(now)
         if reply is not None and self.state is State.RECOVERING and not is_probe:
             self.rate.ended(reply, began, now)
@@ -383,15 +367,15 @@ class ProviderGate:
         if self.probe is not None and now < self._probed_at + PROBE_EXPIRES_SECONDS:
             return False
         outage = now - self.opened_at
-        pause = self._thresholds.probe_interval
+        pause = self._probe_interval
         if outage >= HOLD_JITTER_FROM * LONGEST_HOLD_SECONDS:
             pause = max(pause, LATE_NEWS_SECONDS)
         return now >= self.next_probe_at or (is_news and now >= self._probed_at + pause)
 
     def _probe_later(self, now: float, retry_after: float | None) -> None:
         self.probe, self._probed_at = None, now
-        mean = max(self._thresholds.probe_interval, PAUSE_SHARE * (now - self.opened_at))
-        longest = max(LONGEST_PAUSE_SECONDS, self._thresholds.probe_interval)
+        mean = max(self._probe_interval, PAUSE_SHARE * (now - self.opened_at))
+        longest = max(LONGEST_PAUSE_SECONDS, self._probe_interval)
         pause = min(mean, longest) * self._rng.uniform(0.75, 1.25)
         self.next_probe_at = now + max(pause, min(retry_after or 0.0, LONGEST_RETRY_AFTER_SECONDS))
 
@@ -404,18 +388,15 @@ class ProviderGate:
         self._all_refused = self._all_refused and reply is Reply.REFUSED
         if len(self._failed) < MESSAGES:
             self._failed.add(message_id)
-        return self._in_a_row >= self._thresholds.failures and len(self._failed) == MESSAGES
+        return self._in_a_row >= self._most_failures and len(self._failed) == MESSAGES
 
-    def _may_be_up_until(self, reply: Reply) -> float:
-        if not self._is_limited:
-            return -math.inf
+    def _may_be_up_until(self) -> float:
         if self._all_refused:
             return max(self._answered_at, self._seen_at) + REFUSED_SECONDS
-        return self._answered_at + self._thresholds.probe_interval
+        return self._answered_at + self._probe_interval
 
     def _recover(self, now: float) -> None:
-        self.state = State.RECOVERING if self._is_limited else State.CLOSED
-        self.probe, self.rate = None, RecoveryRate(now)
+        self.state, self.probe, self.rate = State.RECOVERING, None, RecoveryRate(now)
         self._answered_at = self._busy_at = self._looked_at = now
         self._owed = self._pull = 1.0
         self._failures.clear()

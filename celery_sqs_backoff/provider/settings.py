@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from ..retry.policies import to_seconds
+from ..retry.policies import Policy, Schedule, to_seconds
 from ..units import parse_rate
-from .gate import Thresholds
 
 
 @dataclass(frozen=True, init=False)
@@ -26,8 +25,7 @@ class Provider:
             Later pauses grow with the outage, up to a minute. Each is drawn between 3/4 and 5/4 of
             its mean.
         recall: whether hidden messages are brought forward after the outage. ``None`` (default) =
-            yes, except under a ``Schedule``, whose delays are exact. ``False`` also leaves out the
-            rate of the recovery.
+            yes, except under a ``Schedule``, whose delays are exact.
         rate: calls a second at the most: ``"60/s"``, ``"300/m"``, ``"7200/h"`` or a number.
             ``None`` (default) = no limit. One rate for all workers of all machines if the app
             names a store; without one each worker has it for itself: a fleet of ten takes ten
@@ -42,7 +40,8 @@ class Provider:
     """
 
     name: str
-    thresholds: Thresholds
+    failures: int
+    probe_interval: float
     recall: bool | None
     rate: float | None
     key: str | None
@@ -71,10 +70,14 @@ class Provider:
             raise TypeError(f"invalid key {key!r}: expected an argument's name, or None")
         if key is not None and not key.isidentifier():
             raise ValueError(f"invalid key {key!r}: expected an argument's name")
-        first = to_seconds("probe_interval", probe_interval, may_be_zero=False)
         put = object.__setattr__  # the way to fill a frozen dataclass
         put(self, "name", name)
-        put(self, "thresholds", Thresholds(failures, first))
+        put(self, "failures", failures)
+        put(self, "probe_interval", to_seconds("probe_interval", probe_interval, may_be_zero=False))
         put(self, "recall", recall)
         put(self, "rate", parse_rate(rate))
         put(self, "key", key)
+
+    def recalls(self, policy: Policy) -> bool:
+        """Return whether the hidden messages of a task with this policy may be brought forward."""
+        return not isinstance(policy, Schedule) if self.recall is None else self.recall

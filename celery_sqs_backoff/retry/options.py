@@ -177,7 +177,7 @@ def _is_share(value: object) -> bool:
 
 
 def _is_provider(value: object) -> bool:
-    return bool(value) if isinstance(value, str) else hasattr(value, "thresholds")
+    return bool(value) if isinstance(value, str) else hasattr(value, "probe_interval")
 
 
 def _exception_classes(value: Any) -> tuple[type[BaseException], ...]:

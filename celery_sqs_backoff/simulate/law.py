@@ -13,7 +13,6 @@ from ..provider.gate import MANY_FAILURES, ProviderGate, State
 from ..provider.gate import Message as Seen
 from ..retry import budget
 from ..retry.decision import Reply
-from ..retry.policies import Schedule
 from ..sqs.delivery import Delivery
 from ..sqs.hidden import Recall
 from ..sqs.visibility import standing, visibility_delay
@@ -151,14 +150,11 @@ class WithProvider(PolicyAlone):
 
     def __init__(self, scenario: Scenario, rng: Random) -> None:
         super().__init__(scenario, rng)
-        recalls = scenario.provider.recall is not False
+        provider = scenario.provider
         self.gate = ProviderGate(
-            scenario.provider.thresholds,
-            rng,
-            recalls=recalls,
+            rng, failures=provider.failures, probe_interval=provider.probe_interval
         )
-        is_exact = isinstance(scenario.backoff, Schedule) and scenario.provider.recall is None
-        self._is_recallable = recalls and not is_exact
+        self._is_recallable = provider.recalls(scenario.backoff)
         self._reply: Reply | None = None
         self._floor = 0.0
         self._recall: Recall | None = None

@@ -37,7 +37,6 @@ from ..provider.tenant import digest_of, tenant_of
 from ..retry.budget import longest_hold, tolerant
 from ..retry.decision import End, Hide, Reply, RunEnd
 from ..retry.options import Options
-from ..retry.policies import Schedule
 from ..sqs.queues import queue_name
 from ..sqs.settlement import Row
 from ..sqs.visibility import standing, visibility_delay
@@ -79,9 +78,7 @@ class Gate:
         self.tenant = tenant
         self._owner = owner
         self.core = ProviderGate(
-            provider.thresholds,
-            owner.rng,
-            recalls=provider.recall is not False,
+            owner.rng, failures=provider.failures, probe_interval=provider.probe_interval
         )
         self.pace = Pace(provider.name, provider.rate, fleet, self.core)
         self._recalled, self._told_at = 0, 0.0
@@ -98,8 +95,7 @@ class Gate:
             if self.core.state is State.CLOSED or (has_turn and self.core.state is not State.OPEN):
                 self.core.started(delivery.message_id, now)
                 return False
-        today = self._owner.today()
-        message = self._message(lease, options, today)
+        message = self._message(lease, options)
         with self._owner.lock:
             # With an agreed rate it takes its token when it has its slot.
             waiting = max(self.in_line, int(self.pace.has_rate))
@@ -113,9 +109,8 @@ class Gate:
         if look.hide_seconds is None:
             return False
         lease.recall = look.recall
-        return lease.give_back(
-            until=now + visibility_delay(look.hide_seconds, delivery, now=today), was_due=True
-        )
+        seconds = visibility_delay(look.hide_seconds, delivery, now=time.time())
+        return lease.give_back(until=now + seconds, was_due=True)
 
     def lets_begin(self, lease: Lease, options: Options) -> bool:
         """Ask again about a message that was let pass, now that there is a process for it.
@@ -129,18 +124,18 @@ class Gate:
                 return True
         return not self.hides(lease, options)
 
-    def _message(self, lease: Lease, options: Options, today: float) -> Message:
+    def _message(self, lease: Lease, options: Options) -> Message:
         """Describe a message. Not under the lock, because it asks the user's policy."""
         delivery, policy = lease.delivery, tolerant(options.backoff)
         return Message(
             delivery.message_id,
             receives=delivery.receive_count,
-            longest=_longest_hold(lease, options, today),
+            longest=_longest_hold(lease, options),
             policy_longest=policy.ceiling(MANY_FAILURES),
             own_delay=policy.delay_for(
                 delivery.message_id, delivery.receive_count, self._owner.rng
             ),
-            is_recallable=self.is_recallable(options),
+            is_recallable=self.provider.recalls(options.backoff),
             is_spared=not delivery.has_receives_to_spare,
             next_is_last=delivery.is_next_the_last,
             must_run=delivery.is_last_before_sqs_moves_it,
@@ -192,13 +187,14 @@ class Gate:
             start()
 
         def hide(until: float) -> None:
-            now, today = self._owner.clock(), self._owner.today()
             # SQS hides for whole seconds. Back a little early, it waits for its slot; late, it
             # would miss it, and nobody else uses that slot if all others are hidden too.
-            seconds = min(math.floor(until - now), max(1.0, _longest_hold(lease, options, today)))
-            lease.give_back(until=now + visibility_delay(seconds, lease.delivery, now=today))
+            now = self._owner.clock()
+            seconds = min(math.floor(until - now), max(1.0, _longest_hold(lease, options)))
+            delay = visibility_delay(seconds, lease.delivery, now=time.time())
+            lease.give_back(until=now + delay)
 
-        has_time = _longest_hold(lease, options, self._owner.today()) > 0
+        has_time = _longest_hold(lease, options) > 0
         longest = math.inf
         if has_time and not was_late:
             longest = longest_wait(
@@ -235,14 +231,13 @@ class Gate:
         """Return how long to hide a message that has failed; remember it for a recall."""
         if not isinstance(ended.decision, Hide):
             return seconds
-        now, today = self._owner.clock(), self._owner.today()
         floor = ended.decision.retry_after or 0.0
         if ended.reply is None or ended.decision.is_named:
             floor = seconds
-        message = self._message(lease, options, today)
-        longest = max(seconds, message.longest)
-        message = replace(message, longest=longest, own_delay=seconds)
+        message = self._message(lease, options)
+        message = replace(message, longest=max(seconds, message.longest), own_delay=seconds)
         with self._owner.lock:
+            now = self._owner.clock()
             look = self.core.failed(message, ended.reply, seconds, now, floor=floor)
         lease.recall = look.recall
         return look.hide_seconds or 0.0
@@ -291,12 +286,6 @@ class Gate:
             )
         )
 
-    def is_recallable(self, options: Options) -> bool:
-        """Whether a task's hidden messages may be brought forward."""
-        if self.provider.recall is None:
-            return not isinstance(options.backoff, Schedule)
-        return self.provider.recall
-
     @property
     def is_idle(self) -> bool:
         """Whether it has nothing in mind that would be missed."""
@@ -327,7 +316,6 @@ class Gates:
         fleet: from the name of a provider and its tenant, and its rate, to where its slots are
             shared; ``None``: each worker has the rate for itself.
         rng: draws intervals and delays.
-        today: seconds since the epoch, as SQS's timestamps.
     """
 
     def __init__(
@@ -337,13 +325,11 @@ class Gates:
         room: Callable[[], int],
         fleet: Callable[[tuple[str, ...], float], FleetSlots | None] = lambda name, rate: None,
         rng: random.Random | None = None,
-        today: Callable[[], float] = time.time,
     ) -> None:
         self._keeper = keeper
         self.lock = keeper.lock
         self.rng = rng or random.Random()
         self.clock = keeper.clock
-        self.today = today
         self.events = keeper.events
         self.pacer = Pacer(keeper.clock, keeper.lock, self.recall)
         self._room = room
@@ -532,7 +518,7 @@ def _is_too_late(lease: Lease, now: float) -> bool:
     return lease.slot_at is not None and now - lease.slot_at > LATEST_SECONDS
 
 
-def _longest_hold(lease: Lease, options: Options, today: float) -> float:
+def _longest_hold(lease: Lease, options: Options) -> float:
     delivery = lease.delivery
-    held = standing(delivery, retries=delivery.earlier_runs, now=today)
+    held = standing(delivery, retries=delivery.earlier_runs, now=time.time())
     return longest_hold(held, retry_for=options.retry_for)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from celery_sqs_backoff.provider.fleet import Taken, present_seconds
-from celery_sqs_backoff.provider.gate import ProviderGate, Thresholds
+from celery_sqs_backoff.provider.gate import ProviderGate
 from celery_sqs_backoff.provider.rate import HEADROOM, Place, Times, assign
 from celery_sqs_backoff.safe import StoreUnavailable
 from celery_sqs_backoff.worker import pacing
@@ -23,7 +23,7 @@ from tests.support.processes import eventually
 
 def well() -> ProviderGate:
     """Return the gate of a provider that is well."""
-    return ProviderGate(Thresholds(), random.Random(0))
+    return ProviderGate(random.Random(0))
 
 
 def real_pacer() -> Pacer:

@@ -26,14 +26,13 @@ from celery_sqs_backoff.provider.gate import (
     Message,
     ProviderGate,
     State,
-    Thresholds,
 )
 from celery_sqs_backoff.provider.rate import RecoveryRate as Rate
 from celery_sqs_backoff.retry.decision import Reply
 from celery_sqs_backoff.sqs.hidden import MARGIN_SECONDS, Hidden, Recall
 
 ANSWERED, REFUSED, FAILED = Reply.ANSWERED, Reply.REFUSED, Reply.FAILED
-T = Thresholds()
+FAILURES, PROBE_INTERVAL = 6, 5.0
 HOUR = 3600.0
 
 
@@ -52,7 +51,7 @@ class Worker:
     """A gate, and what it is asked and told."""
 
     def __init__(self, *, rng: Any = None, most_hidden: int | None = None, **options: Any) -> None:
-        self.gate = ProviderGate(T, rng or Middle(), **options)
+        self.gate = ProviderGate(rng or Middle(), **options)
         if most_hidden is not None:
             self.gate.hidden = Hidden(most_hidden)
 
@@ -85,7 +84,7 @@ class Worker:
 
 def down(now: float = 0.0, **options: Any) -> Worker:
     worker = Worker(**options)
-    worker.fail(T.failures, now)
+    worker.fail(FAILURES, now)
     assert worker.gate.state is State.OPEN
     return worker
 
@@ -101,9 +100,9 @@ def recovering(now: float = 20.0, **options: Any) -> Worker:
 
 def test_it_opens_at_the_given_number_of_failures_in_a_row() -> None:
     worker = Worker()
-    worker.fail(T.failures - 1, 0.0)
+    worker.fail(FAILURES - 1, 0.0)
     worker.run("sent", ANSWERED, 1.0)
-    worker.fail(T.failures - 1, 100.0)
+    worker.fail(FAILURES - 1, 100.0)
     assert worker.gate.state is State.CLOSED
     worker.fail(1, 100.1)
     assert worker.gate.state is State.OPEN
@@ -121,7 +120,7 @@ def test_runs_that_show_nothing_of_the_provider_change_nothing() -> None:
     worker = Worker()
     for i in range(1000):
         worker.run(f"m{i}", None, float(i))
-    worker.fail(T.failures - 1, 1000.0)
+    worker.fail(FAILURES - 1, 1000.0)
     worker.run("shows nothing", None, 1000.0)
     worker.fail(1, 1000.1)
     assert worker.gate.state is State.OPEN
@@ -130,22 +129,22 @@ def test_runs_that_show_nothing_of_the_provider_change_nothing() -> None:
 def test_a_provider_that_fails_beside_successes_is_slowed_down_and_not_shut() -> None:
     worker = Worker()
     worker.run("sent", ANSWERED, 96.0)
-    worker.fail(T.failures, 100.0)
+    worker.fail(FAILURES, 100.0)
     assert worker.gate.state is State.RECOVERING
     assert runs(worker.look("next", 102.0))
     assert worker.look("after it", 102.0).waits
-    worker.fail(T.failures, 100.0 + T.probe_interval)
+    worker.fail(FAILURES, 100.0 + PROBE_INTERVAL)
     assert worker.gate.state is State.OPEN, "nothing has succeeded since"
 
 
 def test_a_provider_that_refuses_every_call_is_slowed_down_first() -> None:
     """A worker that has just started, beside others, calls it too fast."""
     worker = Worker()
-    worker.fail(T.failures, 100.0, REFUSED, retry_after=60.0)
+    worker.fail(FAILURES, 100.0, REFUSED, retry_after=60.0)
     assert worker.gate.state is State.RECOVERING
-    worker.fail(T.failures, 99.0 + REFUSED_SECONDS, REFUSED, retry_after=60.0)
+    worker.fail(FAILURES, 99.0 + REFUSED_SECONDS, REFUSED, retry_after=60.0)
     assert worker.gate.state is State.RECOVERING
-    worker.fail(T.failures, 100.0 + REFUSED_SECONDS, REFUSED, retry_after=600.0)
+    worker.fail(FAILURES, 100.0 + REFUSED_SECONDS, REFUSED, retry_after=600.0)
     assert worker.gate.state is State.OPEN
     assert worker.gate.next_probe_at >= 700.0
 
@@ -182,7 +181,7 @@ def test_the_pause_is_a_sixth_of_the_outage_between_its_bounds() -> None:
         probes.append(now)
     assert probes[:4] == [5, 10, 15, 20]
     for began, after in pairwise(probes):
-        mean = min(LONGEST_PAUSE_SECONDS, max(T.probe_interval, PAUSE_SHARE * began))
+        mean = min(LONGEST_PAUSE_SECONDS, max(PROBE_INTERVAL, PAUSE_SHARE * began))
         assert after - began == pytest.approx(mean)
     assert probes[-1] - probes[-2] == LONGEST_PAUSE_SECONDS
 
@@ -272,11 +271,11 @@ def test_calls_during_an_outage_are_bounded_by_threshold_and_probes(
     outage: float, gap: float, seed: int
 ) -> None:
     outage = min(outage, 5_000 * gap)
-    shortest = T.probe_interval * 0.75
-    steps = math.log(LONGEST_PAUSE_SECONDS / T.probe_interval, 1 + PAUSE_SHARE * 0.75)
-    probes = T.probe_interval / PAUSE_SHARE / shortest + steps + 1
+    shortest = PROBE_INTERVAL * 0.75
+    steps = math.log(LONGEST_PAUSE_SECONDS / PROBE_INTERVAL, 1 + PAUSE_SHARE * 0.75)
+    probes = PROBE_INTERVAL / PAUSE_SHARE / shortest + steps + 1
     probes += outage / (LONGEST_PAUSE_SECONDS * 0.75) + 1
-    assert calls_during(outage, gap, seed) <= T.failures + probes
+    assert calls_during(outage, gap, seed) <= FAILURES + probes
 
 
 # It hides
@@ -339,11 +338,13 @@ def test_a_failed_message_is_hidden_for_no_less_than_the_gate_would() -> None:
 # It recovers
 
 
-def test_without_a_rate_it_closes_at_once() -> None:
-    worker = down(recalls=False)
-    worker.recover(20.0)
-    assert worker.gate.state is State.CLOSED
-    assert all(runs(worker.look(f"m{i}", 20.0)) for i in range(100))
+@pytest.mark.parametrize(("is_spared", "seconds"), [(False, 2.0), (True, 60.0)])
+def test_a_refused_message_with_few_receives_left_comes_back_later(
+    is_spared: bool, seconds: float
+) -> None:
+    """Each early return costs a receive, and the provider may refuse it again."""
+    gate, message = recovering().gate, Message("m", receives=4, is_spared=is_spared)
+    assert gate.failed(message, REFUSED, 300.0, 20.0, floor=0.0).hide_seconds == seconds
 
 
 def test_all_messages_pass_through_one_rate() -> None:
@@ -360,7 +361,7 @@ def test_all_messages_pass_through_one_rate() -> None:
 
 def test_those_that_wait_are_all_looked_at_again_when_the_gate_opens() -> None:
     worker = recovering()
-    worker.fail(T.failures, 30.0)
+    worker.fail(FAILURES, 30.0)
     assert worker.gate.turns(3, 30.0) == 3
     assert not runs(worker.look("one of them", 30.0))
 
@@ -418,7 +419,7 @@ def test_a_message_that_failed_often_comes_with_the_next_recovery() -> None:
     for now in (30.0, 40.0, 50.0):
         worker.gate.started("a", now)
         worker.gate.ended("a", FAILED, now)
-    worker.fail(T.failures, 60.0)
+    worker.fail(FAILURES, 60.0)
     assert worker.gate.state is State.OPEN
     look = worker.look("a", 60.0)
     assert look.hide_seconds is not None

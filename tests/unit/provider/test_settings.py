@@ -15,7 +15,7 @@ def test_the_defaults() -> None:
     provider = Provider("mailgun")
     assert provider.name == "mailgun"
     assert (provider.rate, provider.recall) == (None, None)
-    assert provider.thresholds.probe_interval == 5
+    assert provider.probe_interval == 5
 
 
 def test_it_is_frozen_hashable_and_equal_by_value() -> None:
@@ -34,7 +34,7 @@ def test_rates(rate: Any, per_second: float | None) -> None:
 
 
 def test_times_may_be_timedeltas() -> None:
-    assert Provider("a", probe_interval=timedelta(seconds=1)).thresholds.probe_interval == 1
+    assert Provider("a", probe_interval=timedelta(seconds=1)).probe_interval == 1
 
 
 @pytest.mark.parametrize(
