@@ -422,18 +422,6 @@ def test_failures_of_the_provider_open_the_gate_whatever_becomes_of_the_message(
     assert scene.gate.core.state is State.OPEN
 
 
-def test_a_refusal_for_good_is_an_answer() -> None:
-    """A provider that says that an address does not exist is there."""
-    refused = RunEnd(
-        End.RAISED, DeadLetter(GiveUpReason.NOT_RETRYABLE, Outcome.NOT_PROCESSED), Reply.ANSWERED
-    )
-    scene = Scene()
-    scene.outage()
-    scene.now += 200.0
-    scene.run("probe", refused)
-    assert scene.gate.core.state is State.RECOVERING
-
-
 def test_the_last_receive_that_the_queue_allows_runs() -> None:
     scene = Scene()
     scene.outage()
@@ -449,37 +437,6 @@ def test_a_gate_hides_all_while_it_is_open_and_no_probe_is_due() -> None:
     assert scene.gate.hides_all
     scene.now += 60.0
     assert not scene.gate.hides_all, "what waits in Celery is no probe"
-
-
-def test_a_message_on_its_last_receive_is_the_probe_if_one_is_due() -> None:
-    """Else the gate stays open for good on a queue with few receives: no other message comes."""
-    scene = Scene()
-    scene.outage()
-    scene.now += 60.0
-    last = [scene.lease(f"m{i}", receive_count=3, max_receive_count=3) for i in range(2)]
-    for lease in last:
-        assert not scene.gate.hides(lease, scene.options)
-    scene.gate.ended(last[1], RunEnd(End.RETURNED))
-    assert scene.gate.core.state is State.OPEN, "one is the probe"
-    scene.gate.ended(last[0], RunEnd(End.RETURNED))
-    assert scene.gate.core.state is State.RECOVERING
-    assert any(isinstance(event, ProviderProbed) for event in scene.seen)
-
-
-def test_a_message_on_its_last_receive_waits_for_its_turn_while_the_provider_recovers() -> None:
-    """A refusal would make it a dead letter."""
-    scene = Scene()
-    scene.outage()
-    scene.recover()
-    for i in range(3):
-        lease = scene.lease(f"m{i}", receive_count=3, max_receive_count=3)
-        assert not scene.gate.hides(lease, scene.options)
-        assert lease.awaits_turn == (i > 0)
-        if i:
-            assert scene.gate.waits(lease, scene.options, lambda: None)
-    late = scene.lease("its time is short", first_received_at=time.time() - 129_600.0 + 50.0)
-    assert not scene.gate.hides(late, scene.options)
-    assert not late.awaits_turn
 
 
 def test_a_message_whose_retry_for_is_over_is_left_to_be_given_up() -> None:
@@ -527,52 +484,14 @@ def test_a_failed_message_waits_as_long_as_the_gate_says_and_for_retry_after() -
 def test_a_delay_that_the_task_has_named_is_not_cut_short() -> None:
     """``self.retry(countdown=600)``, perhaps from the provider's Retry-After."""
     scene = Scene(backoff=FullJitter(cap=100))
-    lease = scene.lease("m")
-    ended = RunEnd(End.RETRY_ASKED, Hide(600.0, is_named=True))
-    scene.gate.delayed(600.0, lease, ended, scene.options)
-    assert lease.recall is not None
-    assert lease.recall.not_before == scene.now + 600.0
-
-
-def test_a_message_that_always_fails_waits_for_longer_each_time() -> None:
-    """Brought forward at once each time, it would run all the time, and strangle the rate."""
-    scene = Scene(backoff=FullJitter(cap=1000))
-    scene.outage()
-    scene.recover()
-    lease = scene.lease("m")
-    ended = RunEnd(End.RAISED, Hide(300.0, retry_after=5.0), Reply.FAILED)
-    delays = []
-    for _ in range(5):
-        scene.now += 1.0
-        scene.gate.ended(lease, ended)
-        delays.append(scene.gate.delayed(300.0, lease, ended, scene.options))
-        assert (lease.recall is None) == (len(delays) >= 3)
-    assert delays[:2] == [5.0, 5.0], "twice may be the provider's limit"
-    assert 5 <= delays[2] <= 8 <= delays[3] <= 16 <= delays[4] <= 32
-
-
-@pytest.mark.parametrize(("receive_count", "seconds"), [(4, 2.0), (5, 60.0)])
-def test_a_refused_message_with_few_receives_left_comes_back_later(
-    receive_count: int, seconds: float
-) -> None:
-    """Each early return costs a receive, and the provider may refuse it again."""
-    scene = Scene(backoff=FullJitter(cap=1000))
-    scene.outage()
-    scene.recover()
-    lease = scene.lease("m", receive_count=receive_count, max_receive_count=10)
-    ended = RunEnd(End.RAISED, Hide(300.0), Reply.FAILED)
-    scene.gate.ended(lease, ended)
-    assert scene.gate.delayed(300.0, lease, ended, scene.options) == seconds
-
-
-def test_a_named_delay_is_kept_while_the_provider_recovers() -> None:
-    scene = Scene(backoff=FullJitter(cap=1000))
     scene.outage()
     scene.recover()
     lease = scene.lease("m")
     ended = RunEnd(End.RETRY_ASKED, Hide(600.0, is_named=True))
     scene.gate.ended(lease, ended)
     assert scene.gate.delayed(600.0, lease, ended, scene.options) == 600.0
+    assert lease.recall is not None
+    assert lease.recall.not_before == scene.now + 600.0
 
 
 def test_a_schedule_is_recalled_only_if_asked() -> None:
