@@ -6,7 +6,7 @@
 | CLOSED | the same, and nothing has succeeded for `probe_interval` | OPEN |
 | OPEN | the probe is answered | RECOVERING |
 | OPEN | the probe fails, or is lost | OPEN, and probes later |
-| RECOVERING | `failures` in a row, and nothing has succeeded for `probe_interval` | OPEN |
+| RECOVERING | `failures` in a row, and nothing has succeeded for twice as long | OPEN |
 | RECOVERING | for a minute no message waited, and none is hidden | CLOSED |
 
 The failures in a row are those of two messages or more. If the provider has refused all of them,
@@ -67,6 +67,10 @@ SHORTEST_QUEUE_SECONDS, LONGEST_QUEUE_SECONDS = 30.0, 7200.0
 #: One with few receives left waits for a minute: each early return costs one.
 SOON_SECONDS, SOON_RECEIVES, SOON_TIMES, LATEST_SECONDS = 0.5, 4, 2, 60.0
 REFUSED_LATEST_SECONDS = 30.0
+
+#: While it recovers its calls are few: where half of them fail, so many fail in a row by chance
+#: that it takes a longer silence to tell that the provider is down again.
+RECOVERY_QUIET = 2
 
 #: The recovery is over when for so long nobody waited.
 CALM_SECONDS = 60.0
@@ -393,7 +397,8 @@ class ProviderGate:
     def _may_be_up_until(self) -> float:
         if self._all_refused:
             return max(self._answered_at, self._seen_at) + REFUSED_SECONDS
-        return self._answered_at + self._probe_interval
+        is_recovering = self.state is State.RECOVERING
+        return self._answered_at + (RECOVERY_QUIET if is_recovering else 1) * self._probe_interval
 
     def _recover(self, now: float) -> None:
         self.state, self.probe, self.rate = State.RECOVERING, None, RecoveryRate(now)

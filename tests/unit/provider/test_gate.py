@@ -133,7 +133,7 @@ def test_a_provider_that_fails_beside_successes_is_slowed_down_and_not_shut() ->
     assert worker.gate.state is State.RECOVERING
     assert runs(worker.look("next", 102.0))
     assert worker.look("after it", 102.0).waits
-    worker.fail(FAILURES, 100.0 + PROBE_INTERVAL)
+    worker.fail(FAILURES, 100.0 + 2 * PROBE_INTERVAL)
     assert worker.gate.state is State.OPEN, "nothing has succeeded since"
 
 
@@ -466,9 +466,9 @@ def test_refusals_of_the_rest_of_a_second_do_not_search_the_rate_anew() -> None:
 
 def test_a_provider_that_answers_nothing_is_down_again() -> None:
     worker = recovering(100.0)
-    worker.fail(20, 104.9)
+    worker.fail(20, 109.9)
     assert worker.gate.state is State.RECOVERING
-    worker.fail(1, 105.0)
+    worker.fail(1, 110.0)
     assert worker.gate.state is State.OPEN
 
 
