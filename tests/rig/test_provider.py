@@ -3,7 +3,7 @@
 import pytest
 from celery.worker import state
 
-from celery_sqs_backoff import Provider, Retryable
+from celery_sqs_backoff import Outcome, Provider, Retryable
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
@@ -33,3 +33,40 @@ def test_prefetched_when_provider_fails(rig, pool):
     assert {message.fate for message in messages} == {"hidden"}
     with rig.worker.acts():
         assert not state.requests, "Celery keeps none of them"
+
+
+@pytest.mark.parametrize(
+    ("classify", "pauses"),
+    [(lambda exc: Outcome.UNKNOWN, True), (None, False)],
+    ids=["", "unknown"],
+)
+def test_in_doubt(rig, classify, pauses):
+    """An outage that leaves each call in doubt, as a 502, costs six messages, and not all.
+
+    An error that no rule knows says nothing of the provider.
+    """
+
+    def body(self):
+        raise LookupError
+
+    rig.task(body, provider="gateway", **({"classify": classify} if classify else {}))
+    messages = [rig.send() for _ in range(20)]
+    for _ in range(7):  # the last one had begun
+        rig.run()
+    assert bool(rig.told("ProviderPaused")) == pauses
+    assert bool(rig.worker.runs) != pauses
+    assert sum(message.fate == "dead letter" for message in messages) == 7
+
+
+def test_polling(rig):
+    """A retry without an error is no failure of the provider."""
+
+    def body(self):
+        self.retry(countdown=1, max_retries=None)
+
+    rig.task(body, provider="report")
+    for _ in range(4):
+        rig.send()
+    for _ in range(20):
+        rig.run()
+    assert not rig.told("ProviderPaused")
