@@ -68,8 +68,8 @@ SHORTEST_QUEUE_SECONDS, LONGEST_QUEUE_SECONDS = 30.0, 7200.0
 SOON_SECONDS, SOON_RECEIVES, SOON_TIMES, LATEST_SECONDS = 0.5, 4, 2, 60.0
 REFUSED_LATEST_SECONDS = 30.0
 
-#: While it recovers its calls are few: where half of them fail, so many fail in a row by chance
-#: that it takes a longer silence to tell that the provider is down again.
+#: While it recovers its calls are few, and where half of them fail some fail in a row by chance. It
+#: takes a silence of this many ``probe_interval`` to tell that the provider is down again.
 RECOVERY_QUIET = 2
 
 #: The recovery is over when for so long nobody waited.

@@ -207,8 +207,8 @@ class Pace:
     ) -> None:
         """Give places that the fleet's store has handed out.
 
-        Those that an answer brings late begin one by one: all together, they and the slots of other
-        workers would be more calls than agreed.
+        Slots that arrive late begin one by one. All together, with the slots of other workers, they
+        would be more calls than agreed.
         """
         self.waiting_since = None
         then = self._time_here(taken.now, asked_at, now)
@@ -227,8 +227,8 @@ class Pace:
     def _time_here(self, there: float, asked_at: float, now: float) -> float:
         """Return a time of the store's clock by this worker's.
 
-        It lies between question and answer, which are far apart while a machine is busy. So what
-        an earlier answer has shown holds as long as it can be true.
+        It lies between question and answer, which are far apart while a machine is busy. So the
+        difference that an earlier answer has shown holds as long as it can be true.
         """
         least, most = there - now, there - asked_at
         ahead = (least + most) / 2 if self._store_ahead is None else self._store_ahead

@@ -115,7 +115,7 @@ class Gate:
     def lets_begin(self, lease: Lease, options: Options) -> bool:
         """Ask again about a message that was let pass, now that there is a process for it.
 
-        Else all that wait for one would run while the provider is down, one after another.
+        Without this each message that waits for one would run while the provider is down.
         """
         message_id = lease.delivery.message_id
         with self._owner.lock:
