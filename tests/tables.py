@@ -19,7 +19,7 @@ from celery_sqs_backoff.observe.metrics import INSTRUMENTS
 from celery_sqs_backoff.provider import gate
 from celery_sqs_backoff.retry import decision
 from celery_sqs_backoff.retry.outcomes import Outcome
-from celery_sqs_backoff.sqs.settlement import TRANSITIONS, State
+from celery_sqs_backoff.worker.lease import TRANSITIONS, State
 
 DOCS = Path(__file__).parents[1] / "docs"
 

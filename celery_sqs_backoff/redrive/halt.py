@@ -19,8 +19,8 @@ TRIES = 6
 _BETWEEN_TRIES = FullJitter(base=0.2, cap=5)
 _RNG = random.Random()
 
-#: Linux stops CLOCK_MONOTONIC during a suspend, but not CLOCK_BOOTTIME. On macOS ``time.monotonic()``
-#: stops, but CLOCK_MONOTONIC goes on.
+#: Linux stops CLOCK_MONOTONIC during a suspend, but not CLOCK_BOOTTIME. On macOS
+#: ``time.monotonic()`` stops, but CLOCK_MONOTONIC goes on.
 #: https://docs.python.org/3/library/time.html#time.CLOCK_BOOTTIME
 _CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -13,13 +12,12 @@ from celery.utils.log import get_logger
 from celery.worker import state
 
 from ..retry.budget import GiveUpReason, find_reason_before_run
-from ..retry.options import Options
 from ..sqs.eta import parse_eta
 from ..sqs.queues import Queue
 from ..sqs.visibility import standing, visibility_delay
 from . import unreadable
 from .foreign import IGNORED
-from .lease import Lease, may_start
+from .lease import Lease
 from .providers import Gate
 
 logger = get_logger(__name__)
@@ -29,46 +27,11 @@ logger = get_logger(__name__)
 _LONGEST_HELD_SECONDS = 15.0
 
 
-@dataclass(slots=True, eq=False)
-class Arrival:
-    """One received message on its way to the pool.
-
-    Attributes:
-        tag: kombu's delivery tag, which is the receipt handle.
-        lease: on the message.
-        queue: the name of its queue in Celery.
-        payload: as kombu gets it; ``None`` if no task can be made of the message.
-        why: the reason for that.
-        options: of its task; ``None`` if that is not known yet, or has not our base class.
-        gate: of its task's provider, once Celery has found the task.
-        waits_in_celery: for its ETA or a rate limit; then it is admitted again when it is to start.
-        go_on: continues where it had to wait for its provider; ``None`` delivers it to Celery.
-        refused: why its request is to give it up instead of running it.
-    """
-
-    tag: str
-    lease: Lease
-    queue: str
-    payload: dict[str, Any] | None
-    why: str = ""
-    options: Options | None = None
-    gate: Gate | None = None
-    waits_in_celery: bool = False
-    go_on: Callable[[], object] | None = None
-    refused: GiveUpReason | None = None
-
-    @property
-    def is_early(self) -> bool:
-        """Whether its task is not due yet."""
-        eta = self.lease.delivery.due_at
-        return eta is not None and eta > time.time()
-
-
 class Answer(Enum):
     """What admission says of a message."""
 
     RUN = "run"
-    #: Its request gives it up, so that Celery reports the failure: see ``Arrival.refused``.
+    #: Its request gives it up, so that Celery reports the failure: see ``Lease.refused``.
     REFUSE = "refuse"
     #: It is settled, it waits for its provider, or another receive or worker has it.
     KEEP_BACK = "keep back"
@@ -82,18 +45,18 @@ class Admission:
         put: hands a message to Celery's loop, once its provider lets it start. Any thread calls it.
     """
 
-    def __init__(self, worker: str, put: Callable[[Arrival], object]) -> None:
+    def __init__(self, worker: str, put: Callable[[Lease], object]) -> None:
         self._worker = worker
         self._put = put
         #: False while the worker stops, or has lost its connection.
         self.is_open = True
 
-    def admit(self, arrival: Arrival, *, starts: bool) -> Answer:
+    def admit(self, lease: Lease, *, starts: bool) -> Answer:
         """Say whether a message runs, and settle it if not. The first reason counts.
 
         Asked when the message is received; when Celery has found its task, if that has a provider;
         and when the task is to start, if Celery made it wait. Whether the message is still the
-        worker's is asked again at the very moment of the start, see :func:`.lease.may_start`.
+        worker's is asked again at the very moment of the start, see :meth:`.lease.Lease.may_start`.
 
         ====================  ==========================================  ==========================
         reason                sign                                        what becomes of it
@@ -116,42 +79,40 @@ class Admission:
         Arguments:
             starts: whether the task is to start now; else Celery makes it wait first.
         """
-        lease, now = arrival.lease, time.time()
+        now = time.time()
         if not self.is_open:
             lease.give_back()
-        if not may_start(lease):
+        if not lease.may_start():
             return Answer.KEEP_BACK
-        if arrival.payload is IGNORED:
-            message_id = lease.delivery.message_id
-            logger.info("sqs_backoff.ignored: message %s on %s", message_id, arrival.queue)
+        if lease.payload is IGNORED:
+            logger.info("sqs_backoff.ignored: message %s on %s", lease.message_id, lease.source)
             lease.done()
             return Answer.KEEP_BACK
-        if arrival.payload is None:
-            unreadable.keep(lease, {}, arrival.why, worker=self._worker)
+        if lease.payload is None:
+            unreadable.keep(lease, {}, lease.why, worker=self._worker)
             return Answer.KEEP_BACK
-        headers: Mapping[str, Any] = arrival.payload["headers"]
+        headers: Mapping[str, Any] = lease.payload["headers"]
         if _ends_in_celery(headers, now):
             return Answer.RUN
-        arrival.refused = _reason_to_give_up(arrival, headers, now)
-        if arrival.refused is not None:
+        lease.refused = _reason_to_give_up(lease, headers, now)
+        if lease.refused is not None:
             return Answer.REFUSE
         if not starts and _is_hidden_until_due(lease, now):
             return Answer.KEEP_BACK
-        if arrival.gate is not None and self._waits_for_provider(arrival, arrival.gate, starts):
+        if lease.gate is not None and self._waits_for_provider(lease, lease.gate, starts):
             return Answer.KEEP_BACK
         return Answer.RUN
 
-    def _waits_for_provider(self, arrival: Arrival, gate: Gate, starts: bool) -> bool:
+    def _waits_for_provider(self, lease: Lease, gate: Gate, starts: bool) -> bool:
         """Return whether the message's provider keeps it back.
 
         A task that Celery makes wait is asked for again when it is to start. A gate that lets it
         pass now is no use to it, because the provider may be down by then.
         """
-        options = arrival.options
+        options = lease.options
         if options is None or not (starts or gate.hides_all):
             return False
-        lease = arrival.lease
-        if gate.hides(lease, options) or gate.waits(lease, options, lambda: self._put(arrival)):
+        if gate.hides(lease, options) or gate.waits(lease, options, lambda: self._put(lease)):
             return True
         if not starts:
             lease.slot_at = None
@@ -168,17 +129,15 @@ def _ends_in_celery(headers: Mapping[str, Any], now: float) -> bool:
     return (expires is not None and expires <= now) or headers.get("id") in state.revoked
 
 
-def _reason_to_give_up(
-    arrival: Arrival, headers: Mapping[str, Any], now: float
-) -> GiveUpReason | None:
+def _reason_to_give_up(lease: Lease, headers: Mapping[str, Any], now: float) -> GiveUpReason | None:
     """Return why a message is given up without being run, by facts from before this receive."""
-    options, delivery = arrival.options, arrival.lease.delivery
+    options, delivery = lease.options, lease.delivery
     if options is None:
         return None
     if delivery.due_at is not None and delivery.due_at >= (delivery.expires_at or math.inf):
         return GiveUpReason.NEVER_DUE
     retries = (headers.get("retries") or 0) + delivery.earlier_runs
-    crashes = arrival.lease.keeper.memory.crashes.get(delivery.message_id, 0)
+    crashes = lease.keeper.memory.crashes.get(delivery.message_id, 0)
     if not retries and not crashes:
         return None
     return find_reason_before_run(

@@ -7,6 +7,7 @@ release, though, does not know today's tasks; and the body is the user's.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
@@ -19,7 +20,7 @@ from kombu.exceptions import DecodeError
 from ..text import printable
 from . import unreadable, upstream
 from .admission import Answer
-from .lease import Lease, State, may_start
+from .lease import Lease, State
 from .payload import check_call
 from .receive import Receiver
 from .request import BackoffRequest, SettledBeforeRun, was_handed_to_pool
@@ -35,10 +36,10 @@ def _keep_bad_messages(consumer: Any, receiver: Receiver) -> None:
     """Replace Celery's four handlers for bad messages, which delete them."""
 
     def keep(message: Any, what: str, exc: BaseException | None = None) -> None:
-        arrival = receiver.arrival(message.delivery_tag)
-        if arrival is not None:  # else it was lost, or given back, a moment ago
+        lease = receiver.lease(message.delivery_tag)
+        if lease is not None:  # else it was lost, or given back, a moment ago
             what = what if exc is None else f"{what} ({type(exc).__name__})"
-            unreadable.keep(arrival.lease, message.headers or {}, what, worker=consumer.hostname)
+            unreadable.keep(lease, message.headers or {}, what, worker=consumer.hostname)
 
     def unknown_task(body: Any, message: Any, exc: BaseException) -> None:
         name = printable((message.headers or {}).get("task"))
@@ -63,18 +64,18 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
         return handle  # type: ignore[no-any-return]
 
     def admit(message: Any, *args: Any, **kwargs: Any) -> None:
-        arrival = receiver.arrival(message.delivery_tag)
-        if arrival is None:
+        lease = receiver.lease(message.delivery_tag)
+        if lease is None:
             return  # it was lost, or given back, a moment ago: it runs elsewhere
-        message.sqs_arrival = arrival
+        message.sqs_lease = lease
         try:
-            is_limited = consumer.task_buckets[task.name] is not None
-            arrival.waits_in_celery = waits = is_limited or arrival.is_early
-            arrival.gate = gate = receiver.gates.of_call(task, lambda: message.payload)
-            is_unknown, arrival.options = arrival.options is None, task.backoff_options
+            is_limited, eta = consumer.task_buckets[task.name] is not None, lease.delivery.due_at
+            lease.waits_in_celery = waits = is_limited or (eta is not None and eta > time.time())
+            lease.gate = gate = receiver.gates.of_call(task, lambda: message.payload)
+            is_unknown, lease.options = lease.options is None, task.backoff_options
             if gate is not None or is_unknown:  # else it was admitted when it was received
-                arrival.go_on = lambda: admit(message, *args, **kwargs)
-                if receiver.admission.admit(arrival, starts=not waits) is Answer.KEEP_BACK:
+                lease.go_on = lambda: admit(message, *args, **kwargs)
+                if receiver.admission.admit(lease, starts=not waits) is Answer.KEEP_BACK:
                     return
             check_call(message.payload)
             with suppress(SettledBeforeRun):
@@ -93,32 +94,34 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
     hand_to_pool: Callable[[Any], object] = consumer.on_task_request
 
     def on_task_request(request: Any) -> None:
-        arrival = receiver.arrival(request.message.delivery_tag)
-        if arrival is None:
+        lease = receiver.lease(request.message.delivery_tag)
+        if lease is None:
             _forget(request)  # its message was lost, or given back, a moment ago
             return
         if not isinstance(request, BackoffRequest):
-            _settle_plain(request, arrival.lease, receiver)
-        if arrival.waits_in_celery:
-            arrival.go_on = partial(on_task_request, request)
-            answer = receiver.admission.admit(arrival, starts=True)
+            _settle_plain(request, lease, receiver)
+        if lease.waits_in_celery:
+            lease.go_on = partial(on_task_request, request)
+            answer = receiver.admission.admit(lease, starts=True)
             if answer is Answer.REFUSE and isinstance(request, BackoffRequest):
                 request.refuse()
             if answer is not Answer.RUN:
-                if arrival.lease.state is not State.HELD:
+                if lease.is_settled():
                     _forget(request)
                 return
-        elif not may_start(arrival.lease):
+        elif not lease.may_start():
             _forget(request)
             return
-        receiver.window.started(arrival.tag)
+        receiver.window.started(lease.tag)
         _hand_over(hand_to_pool, request, receiver)
 
     consumer.on_task_request = on_task_request
     upstream.start_nothing_given_back(
         consumer.controller,
         lambda request: (
-            request.may_begin() if isinstance(request, BackoffRequest) else may_start(request.lease)
+            request.may_begin()
+            if isinstance(request, BackoffRequest)
+            else request.lease.may_start()
         ),
         lambda start, request: _hand_over(start, request, receiver),
     )
@@ -157,12 +160,12 @@ def settle_by_leases(channel: Any, receiver: Receiver) -> None:
     """Make kombu's ack and reject settle the message's lease."""
 
     def basic_ack(delivery_tag: str, multiple: bool = False) -> None:
-        if (arrival := receiver.arrival(delivery_tag)) is not None:
-            arrival.lease.done()
+        if (lease := receiver.lease(delivery_tag)) is not None:
+            lease.done()
 
     def basic_reject(delivery_tag: str, requeue: bool = False) -> None:
-        if (arrival := receiver.arrival(delivery_tag)) is not None:
-            _reject(arrival.lease, channel, requeue)
+        if (lease := receiver.lease(delivery_tag)) is not None:
+            _reject(lease, channel, requeue)
 
     channel.basic_ack = basic_ack
     channel.basic_reject = basic_reject

@@ -10,7 +10,7 @@ from typing import Any
 from celery.worker import state
 
 from ..observe.health import Pulse
-from .admission import Arrival
+from .lease import Lease
 from .observation import EVENT_LOOP
 from .window import Window
 
@@ -31,7 +31,7 @@ class Inbox:
 
     def __init__(
         self,
-        deliver: Callable[[Arrival], object],
+        deliver: Callable[[Lease], object],
         *,
         window: Window,
         hub: Any,
@@ -44,14 +44,14 @@ class Inbox:
         self._one_at_a_time = one_at_a_time
         self._pulse = pulse
         self._cond = threading.Condition()
-        self._arrivals: deque[Arrival] = deque()
+        self._leases: deque[Lease] = deque()
         self._will_drain = False
         window.on_freed = self.wake
 
-    def put(self, arrival: Arrival) -> None:
+    def put(self, lease: Lease) -> None:
         """Add a message; from any thread."""
         with self._cond:
-            self._arrivals.append(arrival)
+            self._leases.append(lease)
             self._cond.notify()
         self.wake()
 
@@ -65,7 +65,7 @@ class Inbox:
             if self._hub is None:
                 self._cond.notify()
                 return
-            if self._will_drain or not self._arrivals:
+            if self._will_drain or not self._leases:
                 return
             self._will_drain = True
         try:
@@ -78,7 +78,7 @@ class Inbox:
     def clear(self) -> None:
         """Drop all waiting messages. The caller gives their leases back."""
         with self._cond:
-            self._arrivals.clear()
+            self._leases.clear()
             self._will_drain = False
 
     def drain_events(self) -> None:
@@ -109,16 +109,16 @@ class Inbox:
                 self.wake()
 
     def _can_deliver(self) -> bool:
-        if not self._arrivals or is_stopping():
+        if not self._leases or is_stopping():
             return False
         return not self._one_at_a_time or self._window.has_free_process
 
     def _deliver_one(self) -> None:
         try:
-            arrival = self._arrivals.popleft()
+            lease = self._leases.popleft()
         except IndexError:  # cleared by another thread
             return
-        self._deliver(arrival)
+        self._deliver(lease)
 
 
 def is_stopping() -> bool:

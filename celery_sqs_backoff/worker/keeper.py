@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from celery.utils.log import get_logger
 
@@ -21,15 +22,14 @@ from ..observe import events
 from ..observe.health import Pulse
 from ..observe.log_lines import make_logged_events
 from ..sqs.calls import Calls
-from ..sqs.carry_out import carry_out
-from ..sqs.dead_letter import DeadLetterRecord
-from ..sqs.errors import Failure, Kind
+from ..sqs.dead_letter import DeadLetterRecord, batches, sendable, with_record
+from ..sqs.errors import Failure, Kind, Operation
 from ..sqs.memory import Memory
-from ..sqs.queues import Queue, queue_name
-from ..sqs.settlement import Call, Event, Happening, Row, SettlementTable, State
+from ..sqs.queues import Queue
 from ..text import BUG_CALLS, error_site
 from ..threads import call_in_time
-from .lease import Lease
+from .lease import Lease, State
+from .settlement import Call, Entry, SettlementTable
 
 logger = get_logger(__name__)
 
@@ -94,25 +94,20 @@ class Keeper:
 
         If this worker has the message already, or is done with it, the lease is settled at once.
         """
-        now, message_id = self.clock(), lease.delivery.message_id
         with self.lock:
             self._calls[lease.queue.url] = lease.calls
-            is_last = lease.delivery.is_last_before_sqs_moves_it
-            earlier = self._table.received(lease, now, is_last=is_last)
+            earlier = self._table.received(lease, self.clock())
             self._look()
         if earlier is not None:
-            self.memory.count_given_back(message_id)  # nothing runs because of this receive
-            lease.merge()
-        elif message_id in self.memory.fates:
-            self._settle_again(lease, self.memory.fates[message_id])
-
-    def _settle_again(self, lease: Lease, record: DeadLetterRecord | None) -> None:
-        if record is not None and not lease.queue.is_read:
-            self.postpone(lease, record)
-        elif record is None or lease.queue.dlq_url is None:
-            lease.done()
-        else:
-            lease.dead_letter(record)
+            self.memory.count_given_back(lease.message_id)  # this receive leads to no run
+            lease.become(State.LOST, is_over=True)
+            lease.free_place()
+        elif lease.message_id in self.memory.fates:
+            record = self.memory.fates[lease.message_id]
+            if record is None or (lease.queue.is_read and lease.queue.dlq_url is None):
+                lease.done()
+            else:
+                self.give_up(lease, record)
 
     def settled(self, lease: Lease) -> None:
         """Stop holding the lease; carry its settlement out soon. Called by the lease."""
@@ -132,20 +127,22 @@ class Keeper:
         with self.lock:
             self._table.forget(lease)
 
-    def postpone(self, lease: Lease, record: DeadLetterRecord) -> None:
-        """Hide a message that is given up until it is known where its dead letters go.
+    def give_up(self, lease: Lease, record: DeadLetterRecord) -> bool:
+        """Make a message a dead letter; hide it until it is known where its dead letters go.
 
-        When it comes back it is not run again, by this worker.
+        When it comes back, this worker does not run it again.
         """
-        self.memory.settled(lease.delivery.message_id, record)
-        lease.defer(_POSTPONED_SECONDS)
+        if lease.queue.is_read:
+            return lease.dead_letter(record)
+        self.memory.settled(lease.message_id, record)
+        return lease.defer(_POSTPONED_SECONDS)
 
-    def bring_forward(self, rows: Iterable[tuple[Row, float]]) -> None:
+    def bring_forward(self, leases: Iterable[tuple[Lease, float]]) -> None:
         """Let SQS show hidden messages, each at its time, earlier than by themselves."""
         now = self.clock()
         with self.lock:
-            for row, due_at in rows:
-                self._table.bring_forward(row, due_at, now)
+            for lease, due_at in leases:
+                self._table.bring_forward(lease, due_at, now)
             self._look()
 
     def room_to_bring_forward(self, most: int) -> int:
@@ -165,7 +162,7 @@ class Keeper:
 
     def held(self) -> list[Lease]:
         with self.lock:
-            return [row for row in self._table.held() if isinstance(row, Lease)]
+            return self._table.held()
 
     @property
     def waiting(self) -> int:
@@ -267,7 +264,7 @@ class Keeper:
         """Take the call that is due now, if any; ``perform`` it, or ``enter`` its results."""
         with self.lock:
             call = self._table.take(self.clock())
-        if self._table.events:
+        if self._table.events or self._table.losses:
             self._tell()
         return call
 
@@ -281,7 +278,7 @@ class Keeper:
         try:
             results = carry_out(call, self._calls[call.url])
         except BaseException as exc:  # noqa: BLE001
-            # The port does not raise. If it does, the rows must not stay under way for good.
+            # The port does not raise. If it does, the leases must not stay under way for good.
             logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
             failure = Failure(Kind.LOCAL, type(exc).__name__, is_of_call=True)
             results = [failure] * len(call.entries)
@@ -297,82 +294,107 @@ class Keeper:
         with self.lock:
             self._table.answered(call, results, self.clock())
             self._look()
-        if self._table.events:
+        if self._table.events or self._table.losses:
             self._tell()
         failures = [failure for failure in results if failure is not None]
+        if call.operation is Operation.SEND:
+            for entry, failure in zip(call.entries, results, strict=True):
+                if failure is None:
+                    self.memory.settled(entry.lease.message_id, None)
         settled = events.Settled(
-            queue=call.entries[0].row.queue.name,
+            queue=call.entries[0].lease.queue.name,
             action=call.operation.value,
             failed=len(failures),
             code=failures[0].code if failures else None,
         )
         self.events.emit(settled)
 
-    # What has happened
-
     def _tell(self) -> None:
         with self.lock:
-            happened = self._table.drain_events()
-        for event in happened:
+            happened, losses = self._table.drain()
+        tells = [partial(self.events.emit, event) for event in happened]
+        tells += [partial(self._on_loss, *loss) for loss in losses]
+        for tell in tells:
             try:
-                self._handle_one(event)
+                tell()
             except Exception as exc:  # noqa: BLE001
-                # Whom it tells may fail; the thread has other messages to see to.
+                # Observers and tasks may fail; the thread has other messages to see to.
                 logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
 
-    def _handle_one(self, event: Event) -> None:
-        if (said := _report(event)) is not None:
-            self.events.emit(said)
-        if event.what is Happening.SENT:
-            self.memory.settled(event.row.message_id, None)
-        lease = event.row
-        if isinstance(lease, Lease) and event.what in _LOSSES and lease.state in _UNSETTLED:
-            self._on_loss(lease, event.what)
-
-    def _on_loss(self, lease: Lease, how: Happening) -> None:
-        if how is Happening.LOST:
+    def _on_loss(self, lease: Lease, is_void: bool) -> None:
+        if lease.state not in (State.HELD, State.LOST):
+            return
+        if is_void:
             self._drop_if_not_running(lease)
             lease.free_place()
         elif not lease.handed_to_pool():
-            lease.lose()  # somebody else may start it; if nobody does, it comes back
+            lease.lose()  # another worker may start it; if none does, it comes back
         lease.tell_of_loss()
 
     def _drop_if_not_running(self, lease: Lease) -> None:
         with self.lock:
-            is_lost = lease.state is State.LOST  # not received again, and held, meanwhile
+            is_lost = lease.state is State.LOST  # and was not received again by now
             if is_lost and not lease.handed_to_pool():
                 self._table.forget(lease)
-                self.memory.count_given_back(lease.delivery.message_id)
+                self.memory.count_given_back(lease.message_id)
 
 
-_UNSETTLED = frozenset({State.HELD, State.LOST})
-_LOSSES = frozenset({Happening.LOST, Happening.MAY_BE_LOST, Happening.TWELVE_HOURS})
+def carry_out(call: Call, port: Calls) -> list[Failure | None]:
+    """Make a call.
 
-#: The purposes of calls, as the log names them.
-_VERBS = {state: state.value for state in State} | {
-    State.HELD: "renew",
-    State.DEAD_LETTER: "send",
-}
+    Arguments:
+        call: what the table said is due.
+        port: of the queue of the call's messages.
+
+    Returns:
+        One result per entry. Nothing is raised that the port does not raise.
+    """
+    if call.operation is Operation.CHANGE_VISIBILITY:
+        return port.change_visibility([(e.handle, e.seconds) for e in call.entries])
+    if call.operation is Operation.DELETE:
+        return port.delete([e.handle for e in call.entries])
+    return _send(port, call.entries)
 
 
-def _report(event: Event) -> events.WorkerEvent | None:
-    """Return the event for observers of a change in the table; ``None``: it has none."""
-    row, purpose, code = event.row, event.purpose, str(event.failure)
-    queue, message_id = row.queue.name, row.message_id
-    if event.what is Happening.LOST:
-        return events.RenewalRefused(queue=queue, message_id=message_id, code=code)
-    if event.what is Happening.TWELVE_HOURS:
-        return events.HeldTooLong(queue=queue, message_id=message_id)
-    if event.what is Happening.TOO_LATE:
-        return events.SettlementFailed(
-            queue=queue,
-            message_id=message_id,
-            action=_VERBS[purpose],
-            code=None if event.failure is None else code,
-        )
-    if event.what is Happening.REFUSED:
-        action = f"{_VERBS[purpose]} messages"
-        if purpose is State.DEAD_LETTER:
-            action = f"send dead letters to {queue_name(row.queue.dlq_url or '')}"
-        return events.SettlementRefused(queue=queue, action=action, code=code)
-    return None
+def _send(port: Calls, entries: Sequence[Entry]) -> list[Failure | None]:
+    """Send dead letters, in as many calls as their bytes need."""
+    if (dlq_url := entries[0].lease.queue.dlq_url) is None:
+        return [Failure(Kind.NO_QUEUE, "NoDeadLetterQueue")] * len(entries)
+    results: list[Failure | None] = [None] * len(entries)
+    letters = []
+    for position, entry in enumerate(entries):
+        try:
+            letters.append((position, _dead_letter(entry)))
+        except Exception as exc:  # noqa: BLE001  # attributes of a kind that we do not know
+            results[position] = Failure(Kind.BAD_ENTRY, type(exc).__name__)
+    for batch in batches(letters):
+        sent = port.on(dlq_url).send([letter for _, letter in batch])
+        for (position, _), each in zip(batch, sent, strict=True):
+            results[position] = each.failure
+    return results
+
+
+def _dead_letter(entry: Entry) -> dict[str, Any]:
+    """Return a message as it came, with the record on it, as an entry without ``Id``.
+
+    The message group is kept on standard queues too, which are fair by it.
+    https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-fair-queues.html
+    A FIFO queue sends a second try with the same message ID only once.
+    """
+    lease, received = entry.lease, entry.lease.message
+    attributes = received.get("MessageAttributes") or {}
+    letter: dict[str, Any] = {
+        "MessageBody": lease.body,
+        "MessageAttributes": {name: sendable(value) for name, value in attributes.items()},
+    }
+    if lease.record is not None:
+        letter["MessageAttributes"] = with_record(lease.body, attributes, lease.record)
+    system = received.get("Attributes") or {}
+    if "MessageGroupId" in system or lease.queue.is_fifo:
+        letter["MessageGroupId"] = system.get("MessageGroupId") or "default"
+    if "AWSTraceHeader" in system:
+        trace = {"DataType": "String", "StringValue": system["AWSTraceHeader"]}
+        letter["MessageSystemAttributes"] = {"AWSTraceHeader": trace}
+    if lease.queue.is_fifo:
+        letter["MessageDeduplicationId"] = lease.message_id
+    return letter

@@ -1,113 +1,222 @@
-"""The hold on one received message, from its receive to its one settlement.
+"""One received message, from its receive until SQS has confirmed its settlement.
 
-A lease is a row of the settlement table. It adds what the table does not need: the message itself,
-its place in the prefetch window, and which task to tell of a loss.
+This file owns the states of a message and the transitions between them. The settlement table plans
+the calls that the states need, and the keeper makes them.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from ..observe.events import MessageHidden
+from ..retry.budget import GiveUpReason
+from ..retry.options import Options
 from ..sqs.calls import Calls
 from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.delivery import Delivery
+from ..sqs.hidden import Recall
+from ..sqs.limits import MAX_VISIBILITY_TIMEOUT_SECONDS, MAX_WAIT_TIME_SECONDS
 from ..sqs.queues import Queue
-from ..sqs.settlement import Content, Row
-from ..sqs.settlement import State as State
 
 if TYPE_CHECKING:
     from .keeper import Keeper
+    from .providers import Gate
 
 #: Of all leases: a settlement takes it for two assignments.
 _GUARD = threading.Lock()
 
+#: A renewal asks for at least this much, however short the queue's own visibility timeout is. It
+#: bounds the calls, and the time that a message of a killed worker stays hidden.
+_MIN_RENEWAL_SECONDS = 10
 
-class Lease(Row):
+#: SQS counts its 12 hours from before the worker saw the message: the long poll, and some network.
+_TWELVE_HOURS_MARGIN_SECONDS = MAX_WAIT_TIME_SECONDS + 40
+
+#: Callers that ask for a delay have kept the margin above. Here it must not be cut once more.
+_HIDING_MARGIN_SECONDS = MAX_WAIT_TIME_SECONDS + 20
+
+#: A renewal comes when this share of the visibility timeout is over, so two more tries fit.
+RENEW_AT_SHARE = 1 / 3
+
+#: After this many failures of its delete or dead letter a message is hidden for longer each time.
+#: Not sooner: after a transient failure it must be back soon if the worker is killed.
+_TRANSIENT_FAILURES = 3
+_FIRST_KEEP_HIDDEN_SECONDS = 30
+_MAX_KEEP_HIDDEN_SECONDS = 900
+
+#: A queue whose own visibility timeout is 0 would hand a message out again immediately, so a
+#: receive must ask for this instead.
+_INSTEAD_OF_NO_TIMEOUT_SECONDS = 30
+
+
+class State(Enum):
+    """The state of a message in its worker, and the purpose of a call about it."""
+
+    HELD = "held"
+    DELETE = "delete"
+    DEAD_LETTER = "dead letter"
+    GIVE_BACK = "give back"
+    HIDE = "hide"
+    HIDDEN = "hidden"
+    BRING_FORWARD = "bring forward"
+    LOST = "lost"
+
+
+#: Why a message goes from one state to another; ``None``: it leaves the table. A message is HELD
+#: when it is received. All states but HELD, HIDDEN and LOST wait for an answer of SQS.
+TRANSITIONS: dict[State, dict[State | None, str]] = {
+    State.HELD: {
+        State.DELETE: "its task is finished, or given up without a dead letter",
+        State.DEAD_LETTER: "its task is given up",
+        State.GIVE_BACK: "its task has not been started",
+        State.HIDE: "its task is not due yet, or is tried again",
+        State.LOST: "SQS does not honour its receipt handle any more",
+    },
+    State.DELETE: {None: "SQS has deleted it"},
+    State.DEAD_LETTER: {State.DELETE: "its dead letter is sent"},
+    State.GIVE_BACK: {None: "SQS shows it"},
+    State.HIDE: {
+        State.HIDDEN: "SQS hides it, and this worker may bring it forward",
+        None: "SQS hides it until it is due",
+    },
+    State.HIDDEN: {
+        State.BRING_FORWARD: "its provider takes calls again, or this worker stops",
+        None: "it is almost due",
+    },
+    State.BRING_FORWARD: {None: "SQS shows it earlier"},
+    State.LOST: {
+        State.HELD: "it is received again while its task runs",
+        None: "its task has ended",
+    },
+}
+
+#: States that are settled by a change of visibility.
+HIDING = frozenset({State.HIDE, State.BRING_FORWARD, State.GIVE_BACK})
+
+
+def _no() -> bool:
+    return False
+
+
+def _do_nothing() -> None:
+    pass
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Lease:
     """One received message, held until it is settled once.
 
-    Settling says what SQS is to be asked; the keeper asks. The first settlement wins, any later
-    one returns ``False``: whoever loses a race with it has nothing to do. No method blocks or
-    raises.
+    Settling says what to ask of SQS; the keeper asks. The first settlement wins, and a later one
+    returns ``False``. No method blocks or raises. Times are seconds of the keeper's clock.
 
     Arguments:
-        calls: the port to the message's queue.
         queue: the queue's attributes.
+        calls: the port to the queue.
         message: the message as ReceiveMessage returned it.
         body: its body as it is on the queue.
         delivery: the same receive, in numbers.
-        received_at: when the worker saw the message, by the keeper's clock.
+        received_at: when the worker saw the message.
         keeper: carries out the settlement; notified once, in the settling thread.
         free: releases the message's place in the prefetch window; called once.
         hidden_seconds: what the receive asked for; ``None``: the queue's visibility timeout.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "attributes",
-        "awaits_turn",
-        "body",
-        "calls",
-        "delivery",
-        "free",
-        "gives_up_at",
-        "group_id",
-        "handed_to_pool",
-        "keeper",
-        "keeps_place",
-        "on_lost",
-        "slot_at",
-        "trace_header",
-    )
+    queue: Queue
+    calls: Calls
+    message: dict[str, Any]
+    body: str
+    delivery: Delivery
+    received_at: float
+    keeper: Keeper
+    free: Callable[[], None] = _do_nothing
+    hidden_seconds: int | None = None
 
-    def __init__(
-        self,
-        *,
-        calls: Calls,
-        queue: Queue,
-        message: dict[str, Any],
-        body: str,
-        delivery: Delivery,
-        received_at: float,
-        keeper: Keeper,
-        free: Callable[[], None],
-        hidden_seconds: int | None = None,
-    ) -> None:
-        super().__init__(
-            queue,
-            delivery.message_id,
-            message["ReceiptHandle"],
-            received_at,
-            guard=_GUARD,
-            hidden_seconds=hidden_seconds,
-        )
-        self.keeper = keeper
-        self.calls = calls
-        self.attributes: dict[str, Any] = message.get("MessageAttributes") or {}
-        system: dict[str, str] = message.get("Attributes") or {}
-        self.group_id: str | None = system.get("MessageGroupId")
-        self.trace_header: str | None = system.get("AWSTraceHeader")
-        self.body = body
-        self.delivery = delivery
-        self.free: Callable[[], None] = free
-        #: The task's, in seconds, and when it is over, since the epoch; set once that is known.
-        self.gives_up_at: float | None = None
-        #: Whether the task may be running: asked when the connection is lost.
-        self.handed_to_pool: Callable[[], bool] = _no
-        #: Told, once, that somebody else may have the message. Must not block.
-        self.on_lost: Callable[[], None] | None = None
-        #: Its slot at its provider's rate; ``None``: it has none, or its task has begun.
-        self.slot_at: float | None = None
-        #: Whether it waits for its turn at a provider that recovers.
-        self.awaits_turn = False
-        #: Whether it takes up a process's place in the prefetch window while it waits for either.
-        self.keeps_place = False
+    message_id: str = field(init=False)
+    #: The newest receipt handle, and kombu's delivery tag: the handle of this receive.
+    handle: str = field(init=False)
+    tag: str = field(init=False)
+    #: What the table knows the message by.
+    key: tuple[str, str] = field(init=False)
+
+    # On its way to the pool
+
+    #: The name of its queue in Celery.
+    source: str = ""
+    #: As kombu gets it; ``None`` if no task can be made of the message, and why.
+    payload: dict[str, Any] | None = None
+    why: str = ""
+    #: Of its task; ``None`` if that is not known yet, or has not our base class.
+    options: Options | None = None
+    #: Of its task's provider, once Celery has found the task.
+    gate: Gate | None = None
+    #: For its ETA or a rate limit. Then it is admitted again when it is to start.
+    waits_in_celery: bool = False
+    #: Continues where it had to wait for its provider; ``None`` delivers it to Celery.
+    go_on: Callable[[], object] | None = None
+    #: Why its request is to give it up instead of running it.
+    refused: GiveUpReason | None = None
+    #: Returns whether the task may be running. The worker asks when the connection is lost.
+    handed_to_pool: Callable[[], bool] = _no
+    #: Called once when another worker may have the message. Must not block.
+    on_lost: Callable[[], None] | None = None
+    #: Its slot at its provider's rate; ``None``: it has none, or its task has begun.
+    slot_at: float | None = None
+    #: Whether it waits for its turn at a provider that recovers.
+    awaits_turn: bool = False
+    #: Whether it takes up a process's place in the prefetch window while it waits for either.
+    keeps_place: bool = False
+
+    # Its settlement
+
+    guard: Any = _GUARD
+    state: State = State.HELD
+    #: The table knows the state. (``become`` does not wait for the table.)
+    is_entered: bool = False
+    visible_at: float = 0.0
+    renew_at: float = 0.0
+    #: HIDE, BRING_FORWARD, GIVE_BACK: when the message is to be seen again.
+    due_at: float = field(init=False)
+    #: HIDE: what allows this worker to bring it forward later.
+    recall: Recall | None = None
+    #: DEAD_LETTER: why.
+    record: DeadLetterRecord | None = None
+    #: Its visibility timeout has run out unrenewed. A standard queue still takes the receipt
+    #: handle then, and applies it to the hold of another worker.
+    may_be_lost: bool = False
+    #: A change of visibility, DELETE: SQS may have been asked, but its response was lost.
+    in_doubt: bool = False
+    #: The run has ended after the message was lost, so a new receive is a new lease.
+    is_over: bool = False
+    failures: int = 0
+    #: SQS refused a whole batch for one of its entries, so this one goes alone.
+    goes_alone: bool = False
+
+    def __post_init__(self) -> None:
+        self.message_id = self.delivery.message_id
+        self.handle = self.tag = self.message["ReceiptHandle"]
+        self.key = self.queue.url, self.message_id
+        self.due_at = self.received_at
+        seconds = self.hidden_seconds or self.queue.visibility_timeout_seconds
+        self.extend(self.received_at, seconds or _INSTEAD_OF_NO_TIMEOUT_SECONDS)
 
     def is_settled(self) -> bool:
-        """Whether it is no longer held."""
+        """Return whether it is no longer held."""
         return self.state is not State.HELD
+
+    def may_start(self) -> bool:
+        """Return whether the message is surely this worker's, now that its task is to start.
+
+        A process that was stopped for longer than the visibility timeout (``docker pause``, a
+        machine that was suspended) goes on before the keeper has noticed.
+        """
+        if self.state is State.HELD and self.keeper.clock() >= self.visible_at:
+            self.lose()
+        return self.state is State.HELD
 
     # Settling
 
@@ -124,97 +233,150 @@ class Lease(Row):
         return self._settle(State.HIDE, due_at=self.keeper.clock() + seconds)
 
     def release(self) -> bool:
-        """Give the message back, to be received again at once."""
+        """Give the message back, to be received again immediately."""
         return self._settle(State.GIVE_BACK, due_at=self.keeper.clock())
 
     def give_back(self, *, until: float | None = None, was_due: bool = False) -> bool:
         """Give back a message whose task has not been started: this receive was no attempt.
 
         Arguments:
-            until: hide it until then, by the keeper's clock. ``None``: show it at once.
+            until: hide it until then. ``None``: show it immediately.
             was_due: it could have run but for its provider, so ``retry_for`` has begun.
         """
-        message_id = self.delivery.message_id
-        if self.state is State.HELD:  # else whoever has settled it has counted it
+        if self.state is State.HELD:  # else its settlement has counted it
             due_since = self.delivery.first_due_at if was_due else None
-            self.keeper.memory.count_given_back(message_id, due_since=due_since)
+            self.keeper.memory.count_given_back(self.message_id, due_since=due_since)
         if until is not None:
             return self._settle(State.HIDE, due_at=until)
         return self.release()
 
     def dead_letter(self, record: DeadLetterRecord) -> bool:
         """Send the message, with the record on it, to the queue's dead-letter queue."""
-        return self._settle(State.DEAD_LETTER, record=record, content=self._content())
+        return self._settle(State.DEAD_LETTER, record=record)
 
     def lose(self) -> None:
-        """Settle nothing any more, because somebody else may have the message. Tell the task."""
+        """Settle nothing any more, because another worker may have the message. Tell the task."""
         if self.become(State.LOST, may_be_lost=True):
             self.keeper.settled(self)
             self.tell_of_loss()
 
     def tell_of_loss(self) -> None:
-        """Tell the task that somebody else may have the message."""
+        """Tell the task that another worker may have the message."""
         told, self.on_lost = self.on_lost, None
         if told is not None:
             told()
 
-    def merge(self) -> None:
-        """Note that an earlier receive goes on with this one's handle: there is nothing to run."""
-        self.become(State.LOST, is_over=True)
-        self.free_place()
-
-    def shed(self) -> None:
-        self.body, self.attributes = "", {}
-        self.handed_to_pool, self.on_lost = _no, None
-
     def free_place(self) -> None:
         """Give the place in the prefetch window back, once."""
-        free, self.free = self.free, _nothing
+        free, self.free = self.free, _do_nothing
         free()
 
     def _settle(self, state: State, *, is_finished: bool = False, **facts: Any) -> bool:
         was = self.become(state, **facts)
-        if was is None:
-            return False
         if was is State.LOST:
-            if is_finished:  # should this worker receive it once more, it need not run again
-                self.keeper.memory.settled(self.delivery.message_id, None)
+            if is_finished:  # should this worker receive it again, it need not run again
+                self.keeper.memory.settled(self.message_id, None)
             self.keeper.ended(self)
+        if was is not State.HELD:
             return False
         if state is State.HIDE:
-            self._tell_hidden(facts["due_at"])
+            self._tell_hidden()
         self.keeper.settled(self)
         return True
 
-    def _tell_hidden(self, due_at: float) -> None:
+    def _tell_hidden(self) -> None:
+        retry_for = None if self.options is None else self.options.retry_for
         hidden = MessageHidden(
             queue=self.queue.name,
-            message_id=self.delivery.message_id,
-            seconds=due_at - self.keeper.clock(),
+            message_id=self.message_id,
+            seconds=self.due_at - self.keeper.clock(),
             sent_at=self.delivery.sent_at,
             eta=self.delivery.due_at,
-            gives_up_at=self.gives_up_at,
+            gives_up_at=None if retry_for is None else self.delivery.first_due_at + retry_for,
         )
         self.keeper.events.emit(hidden)
 
-    def _content(self) -> Content:
-        return Content(self.body, self.attributes, self.group_id, self.trace_header)
+    # Transitions
 
+    def become(self, state: State, **facts: Any) -> State | None:
+        """Settle the message, or lose it. If it was lost, note that its run is over.
 
-def may_start(lease: Lease) -> bool:
-    """Return whether the message is surely this worker's, now that its task is to start.
+        Returns:
+            The state before. ``HELD``: this call has settled or lost it. ``LOST``: its run has
+            ended now. ``None``: it was settled or lost before, and this call changed nothing.
+        """
+        with self.guard:
+            was = self.state
+            if was is State.HELD:
+                self.move(state, **facts)
+            elif was is State.LOST and state is not State.LOST and not self.is_over:
+                self.is_over = True
+            else:
+                return None
+        return was
 
-    A process that was stopped for longer than the visibility timeout (``docker pause``, a machine
-    that was suspended) goes on before the keeper has noticed.
-    """
-    if lease.state is State.HELD and lease.keeper.clock() >= lease.visible_at:
-        lease.lose()
-    return lease.state is State.HELD
+    def move(self, state: State, **facts: Any) -> None:
+        """Go to another state, as ``TRANSITIONS`` allow."""
+        assert state in TRANSITIONS[self.state], (self.state, state)
+        for name, value in facts.items():
+            setattr(self, name, value)
+        self.state = state
 
+    def hold_again(self, newer: Lease) -> None:
+        """Go on with the receipt handle of a newer receive of the same message."""
+        with self.guard:
+            if self.state is State.LOST:
+                self.move(State.HELD)
+            self.queue, self.handle, self.received_at = newer.queue, newer.handle, newer.received_at
+            self.visible_at, self.renew_at = newer.visible_at, newer.renew_at
+            self.may_be_lost = self.in_doubt = False
 
-def _no() -> bool:
-    return False
+    def shed(self) -> None:
+        """Drop the content, which is of no use while SQS hides the message: thousands may be."""
+        self.body, self.message, self.payload = "", {}, None
+        self.handed_to_pool, self.on_lost, self.go_on = _no, None, None
 
+    # What to ask SQS for
 
-def _nothing() -> None:
-    pass
+    @property
+    def is_hiding(self) -> bool:
+        """Whether its settlement is a change of visibility, so that it is not renewed."""
+        return self.is_entered and self.state in HIDING
+
+    def extend(self, asked_at: float, seconds: int) -> None:
+        """Note that the message is hidden for ``seconds`` from ``asked_at`` on."""
+        self.visible_at = asked_at + seconds
+        self.renew_at = asked_at + seconds * RENEW_AT_SHARE
+
+    def may_be_visible(self, now: float) -> bool:
+        """Return whether a change could end or extend the hold of another worker.
+
+        Also if an earlier call whose response was lost may have taken effect and expired.
+        """
+        return self.may_be_lost or now >= self.visible_at or (self.in_doubt and now >= self.due_at)
+
+    def seconds_to_hide(self, now: float) -> int:
+        """Return what to ask SQS for at a settlement: 0 to show the message, else at least 1."""
+        if self.state is State.GIVE_BACK:
+            return 0
+        least = 1 if self.state is State.HIDE else 0
+        left = self._left(now, _HIDING_MARGIN_SECONDS)
+        return max(least, min(math.ceil(self.due_at - now), left))
+
+    def seconds_to_renew(self, now: float, spread_seconds: int) -> int:
+        """Return what to ask SQS for at a renewal; 0 or less when the 12 hours are used up.
+
+        Arguments:
+            now: the time.
+            spread_seconds: ask for so much, if the queue has many messages to renew.
+        """
+        least = self.queue.visibility_timeout_seconds
+        seconds = max(least, _MIN_RENEWAL_SECONDS, spread_seconds)
+        lasting = self.failures - _TRANSIENT_FAILURES
+        if self.state is not State.HELD and lasting > 0:
+            longer = _FIRST_KEEP_HIDDEN_SECONDS * 2 ** min(lasting, 10)
+            seconds = max(seconds, min(longer, _MAX_KEEP_HIDDEN_SECONDS))
+        return min(seconds, self._left(now, _TWELVE_HOURS_MARGIN_SECONDS))
+
+    def _left(self, now: float, margin: float) -> int:
+        return int(MAX_VISIBILITY_TIMEOUT_SECONDS - margin - (now - self.received_at))

@@ -38,7 +38,6 @@ from ..retry.budget import longest_hold, tolerant
 from ..retry.decision import End, Hide, Reply, RunEnd
 from ..retry.options import Options
 from ..sqs.queues import queue_name
-from ..sqs.settlement import Row
 from ..sqs.visibility import standing, visibility_delay
 from ..store.settings import is_store_shared, vault_of
 from ..text import printable
@@ -242,7 +241,7 @@ class Gate:
         lease.recall = look.recall
         return look.hide_seconds or 0.0
 
-    def recalls(self, *, room: int) -> list[Row]:
+    def recalls(self, *, room: int) -> list[Lease]:
         """Return the messages to bring forward now. Call it under the lock."""
         was = self.core.state
         taken = self.core.recalls(self._owner.clock(), room=room, waiting=self.in_line)
@@ -436,7 +435,7 @@ class Gates:
         Returns:
             Seconds until there may be more; ``None`` = not while all providers are well.
         """
-        by_queue: dict[str, list[Row]] = defaultdict(list)
+        by_queue: dict[str, list[Lease]] = defaultdict(list)
         most = self._room()
         with self.lock:
             for gate in self._gates.values():

@@ -19,11 +19,11 @@ from ..sqs.limits import MAX_WAIT_TIME_SECONDS
 from ..sqs.queues import Queue, read_queue
 from ..text import BUG_CALLS, error_site
 from . import unreadable, upstream
-from .admission import Admission, Answer, Arrival, held_seconds
+from .admission import Admission, Answer, held_seconds
 from .foreign import Foreign
 from .inbox import Inbox
 from .keeper import Keeper
-from .lease import Lease, State
+from .lease import Lease
 from .lost import LostFlags
 from .payload import NotUnderstood, celery_payload
 from .poller import Poller
@@ -100,7 +100,7 @@ class Receiver:
         self.channel: Any = None
         self._pollers: dict[str, Poller] = {}
         self._queues: dict[str, tuple[Queue, float]] = {}
-        self._arrivals: dict[str, Arrival] = {}  # by receipt handle, until they are settled
+        self._leases: dict[str, Lease] = {}  # by delivery tag, until they are settled
 
     def attach(self, channel: Any) -> None:
         """Deliver through this channel from now on. Call it before the channel consumes."""
@@ -217,20 +217,16 @@ class Receiver:
         self.keeper.carry_out_late()  # if this long poll has outlived the keeper's threads
 
     def _take(self, response: _Response, message: dict[str, Any]) -> None:
-        payload, why = self._read(response.name, message)
-        headers = payload["headers"] if payload else {}
-        lease = self._hold(response, message, headers)
-        arrival = Arrival(message["ReceiptHandle"], lease, response.name, payload, why)
+        lease = self._hold(response, message)
         try:
-            self._set_options(arrival, self.consumer.app.tasks.get(headers.get("task")))
-            if self.admission.admit(arrival, starts=False) is not Answer.KEEP_BACK:
-                self._prepare(arrival, message)
-                if lease.state is State.HELD:
-                    self.inbox.put(arrival)
-                else:  # given back, or lost, meanwhile
-                    self._arrivals.pop(arrival.tag, None)
+            if self.admission.admit(lease, starts=False) is not Answer.KEEP_BACK:
+                self._prepare(lease)
+                if lease.is_settled():  # given back, or lost, a moment ago
+                    self._leases.pop(lease.tag, None)
+                else:
+                    self.inbox.put(lease)
         except Exception:  # a bug, or the user's hub: it is raised again, whatever it is
-            lease.lose()  # else it would be renewed, and take up its place, with nobody to run it
+            lease.lose()  # else it would be renewed, and take up its place, with nothing to run it
             raise
 
     def _read(self, name: str, message: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
@@ -246,7 +242,10 @@ class Receiver:
         except NotUnderstood as exc:
             return None, str(exc)
 
-    def _hold(self, response: _Response, message: dict[str, Any], headers: Any) -> Lease:
+    def _hold(self, response: _Response, message: dict[str, Any]) -> Lease:
+        payload, why = self._read(response.name, message)
+        headers = payload["headers"] if payload else {}
+        task = self.consumer.app.tasks.get(headers.get("task"))
         queue, tag, memory = response.queue, message["ReceiptHandle"], self.keeper.memory
         lease = Lease(
             calls=self.clients.settling(queue.url),
@@ -269,66 +268,61 @@ class Receiver:
             keeper=self.keeper,
             free=partial(self._free, tag),
             hidden_seconds=response.hidden_seconds,
+            source=response.name,
+            payload=payload,
+            why=why,
+            options=task.backoff_options if getattr(task, "is_covered", False) else None,
         )
         self.window.received(tag)
         self.keeper.hold(lease)
         return lease
 
     def _free(self, tag: str) -> None:
-        self._arrivals.pop(tag, None)
+        self._leases.pop(tag, None)
         self.window.freed(tag)
 
-    def _set_options(self, arrival: Arrival, task: Any) -> None:
-        if not getattr(task, "is_covered", False):
-            return
-        arrival.options, lease = task.backoff_options, arrival.lease
-        retry_for = task.backoff_options.retry_for
-        if retry_for is not None:
-            lease.gives_up_at = lease.delivery.first_due_at + retry_for
-
-    def _prepare(self, arrival: Arrival, message: dict[str, Any]) -> None:
+    def _prepare(self, lease: Lease) -> None:
         """Complete the payload as kombu needs it, without a second copy of the body."""
-        assert arrival.payload is not None
-        self._arrivals[arrival.tag] = arrival
-        properties = arrival.payload["properties"]
-        properties["delivery_tag"] = arrival.tag
+        assert lease.payload is not None
+        self._leases[lease.tag] = lease
+        properties = lease.payload["properties"]
+        properties["delivery_tag"] = lease.tag
         properties["delivery_info"] |= {
-            "sqs_message": {key: value for key, value in message.items() if key != "Body"},
-            "sqs_queue": arrival.lease.queue.url,
+            "sqs_message": {key: value for key, value in lease.message.items() if key != "Body"},
+            "sqs_queue": lease.queue.url,
         }
 
-    def arrival(self, tag: str) -> Arrival | None:
-        """Return a message that was delivered and is not settled or lost, by its delivery tag."""
-        return self._arrivals.get(tag)
+    def lease(self, tag: str) -> Lease | None:
+        """Return the lease on a message that was delivered, until it is settled or lost."""
+        return self._leases.get(tag)
 
     # In Celery's loop
 
-    def deliver(self, arrival: Arrival) -> None:
+    def deliver(self, lease: Lease) -> None:
         """Give a message to Celery, or let it go on where its provider made it wait.
 
         A message that Celery or kombu fails to take is hidden, unless its task is running.
         """
-        lease = arrival.lease
-        if lease.state is not State.HELD:
+        if lease.is_settled():
             return  # it was given back, or lost, while it waited
         try:
             connection = self.channel.connection
-            if arrival.go_on is not None:
-                arrival.go_on()
-            elif arrival.queue not in connection._callbacks:
+            if lease.go_on is not None:
+                lease.go_on()
+            elif lease.source not in connection._callbacks:
                 # Its queue has been cancelled meanwhile ("cancel_consumer"). kombu would reject it
                 # on whatever channel it finds first, which need not be ours.
                 lease.give_back()
             else:
-                connection._deliver(arrival.payload, arrival.queue)
-                # What becomes of it is the lease's business: kombu need not hold, or restore, it.
-                self.channel.qos.ack(arrival.tag)
+                connection._deliver(lease.payload, lease.source)
+                # The lease alone settles it, so kombu need not hold, or restore, it.
+                self.channel.qos.ack(lease.tag)
         except Exception as exc:  # noqa: BLE001  # whatever is wrong with it, others are waiting
-            if lease.state is State.HELD and not lease.handed_to_pool():
+            if not lease.is_settled() and not lease.handed_to_pool():
                 what = f"its headers or its body cannot be used ({type(exc).__name__})"
                 unreadable.keep(lease, {}, what, worker=self.consumer.hostname)
-        if lease.state is State.HELD and not lease.keeps_place:
-            self.window.blocked(arrival.tag)
+        if not lease.is_settled() and not lease.keeps_place:
+            self.window.blocked(lease.tag)
 
 
 def name_among_workers(consumer: Any) -> str:

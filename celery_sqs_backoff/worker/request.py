@@ -29,9 +29,8 @@ from ..store.connections import ask_and_close
 from ..task.handover import DELIVERY_KEY, read_end, report_of
 from ..text import error_site, printable
 from ..threads import call_in_time
-from .admission import Arrival
 from .inbox import is_set, is_stopping
-from .lease import Lease, may_start
+from .lease import Lease
 from .lost import LostFlags
 from .settle import Settler
 
@@ -76,12 +75,10 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
         self._cancelling = False
-        self.lease: Lease | None = None
-        arrival = getattr(message, "sqs_arrival", None)
-        if not isinstance(arrival, Arrival):
+        lease: Lease | None = getattr(message, "sqs_lease", None)
+        self.lease = lease
+        if lease is None:
             return
-        self._arrival = arrival
-        self.lease = lease = arrival.lease
         lease.handed_to_pool = partial(was_handed_to_pool, self)
         lease.on_lost = self._on_lost
         # The headers of a message never change, so these say what was true when it was first sent.
@@ -89,8 +86,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self.retries: int = (self._request_dict.get("retries") or 0) + earlier_runs
         self._request_dict["retries"] = self.retries
         self._delivery_info["redelivered"] = earlier_runs > 0
-        self._settler = Settler(self, arrival)
-        if arrival.refused is not None:
+        self._settler = Settler(self, lease)
+        if lease.refused is not None:
             self.refuse()
             raise SettledBeforeRun
 
@@ -107,15 +104,16 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 
     def refuse(self) -> None:
         """Give the message up without running its task: admission has refused it."""
-        assert self._arrival.refused is not None
-        reason = self._arrival.refused
+        assert self.lease is not None
+        assert self.lease.refused is not None
+        reason = self.lease.refused
         failure = self.task.MaxRetriesExceededError(f"{_named(self)} was not run: {reason.value}")
         ended = RunEnd(End.REFUSED, DeadLetter(reason, Outcome.UNKNOWN))
         self._end(ended, ErrorText.of(failure, traceback=""), _exc_info(failure))
 
     def _on_lost(self) -> None:
         """Tell the task by its flag, and the observers. The keeper's thread calls this."""
-        lease = self._arrival.lease
+        lease = self._settler.lease
         if lease.delivery.lost_flag is not None:
             LostFlags.set(lease.delivery.lost_flag)
         queue, message_id = lease.queue.name, lease.delivery.message_id
@@ -127,10 +125,11 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 
         It may have waited for one since it was admitted, and its provider may be down by now.
         """
-        arrival = self._arrival
-        lease, gate, options = arrival.lease, arrival.gate, arrival.options
-        if not may_start(lease):
+        lease = self.lease
+        assert lease is not None
+        if not lease.may_start():
             return False
+        gate, options = lease.gate, lease.options
         if gate is None or options is None or gate.lets_begin(lease, options):
             return True
         state.task_ready(self)

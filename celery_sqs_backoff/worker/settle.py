@@ -35,7 +35,7 @@ from ..sqs.redact import ErrorText
 from ..sqs.visibility import standing, visibility_delay
 from ..text import error_site, printable
 from ..threads import call_in_time
-from .admission import Arrival
+from .lease import Lease
 from .unreadable import record_of
 
 logger = get_logger(__name__)
@@ -62,12 +62,12 @@ class Settler:
 
     Arguments:
         request: Celery's, of our class.
-        arrival: its message.
+        lease: on its message.
     """
 
-    def __init__(self, request: Any, arrival: Arrival) -> None:
+    def __init__(self, request: Any, lease: Lease) -> None:
         self._request = request
-        self._lease, self._gate = arrival.lease, arrival.gate
+        self.lease, self._gate = lease, lease.gate
         self._options = request.task.backoff_options
 
     def settle(self, ended: RunEnd, error: ErrorText) -> Settle | None:
@@ -92,16 +92,16 @@ class Settler:
                 *(printable(self._request.name), printable(self._request.id), error_site(exc)),
             )
         if isinstance(settle, Delete) and settle.reason is None:
-            self._lease.done()
+            self.lease.done()
             return settle
-        self._lease.defer(_COMES_BACK_SECONDS)
+        self.lease.defer(_COMES_BACK_SECONDS)
         return Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
 
     def _carry_out(self, settle: Settle, ended: RunEnd, error: ErrorText, facts: Facts) -> Settle:
         if ended.end not in _WITHOUT_A_RUN:
             self._emit(RunEnded, outcome=_outcome_of(ended), attempt=self._attempt)
         if self._gate is not None:
-            self._gate.ended(self._lease, ended)
+            self._gate.ended(self.lease, ended)
         is_given_up = _reason_of(settle) is not None and ended.end not in _SUCCESSES
         is_owed = (is_given_up or ended.end is End.REVOKED) and not self._take_back()
         if is_owed and not self._goes_all_the_same(ended, settle):
@@ -110,16 +110,16 @@ class Settler:
             return self._hide(settle, ended, error, facts)
         if isinstance(settle, GiveBack):
             if not settle.started:
-                self._lease.give_back()
-            elif self._lease.release():
+                self.lease.give_back()
+            elif self.lease.release():
                 self._emit_retry(0, Outcome.UNKNOWN, ended, error, facts)
             return settle
         if isinstance(settle, DeadLetter):
             is_settled = self._dead_letter(settle, error)
         elif settle.reason is not None:
-            is_settled = self._lease.drop()
+            is_settled = self.lease.drop()
         else:
-            is_settled = self._lease.done()
+            is_settled = self.lease.done()
         # A message that was lost runs again, at whoever has it: what becomes of it is told there.
         if is_settled and settle.reason is not None:
             is_kept = isinstance(settle, DeadLetter)
@@ -134,19 +134,19 @@ class Settler:
         A run that raised may have done what must not be repeated. And at the next receive SQS would
         move the message itself, without its reason.
         """
-        is_last = self._lease.delivery.is_last_before_sqs_moves_it
+        is_last = self.lease.delivery.is_last_before_sqs_moves_it
         return ended.end is End.RAISED or (isinstance(settle, DeadLetter) and is_last)
 
     def _take_back(self) -> bool:
         """Let the task's extension do what is owed for the message; return whether that is done."""
-        delivery, request = self._lease.delivery, self._request
+        delivery, request = self.lease.delivery, self._request
         give_up = partial(
             request.task.extension.given_up,
             request.task,
             request.id,
             run=delivery.run_id,
             began=delivery.received_at,
-            queue=self._lease.queue.name,
+            queue=self.lease.queue.name,
         )
         asked = call_in_time(give_up, seconds=_SEND_SECONDS)
         return asked is not None and asked.done() and bool(asked.result())
@@ -156,11 +156,11 @@ class Settler:
         return int(self._request.retries) + 1
 
     def _facts(self, ended: RunEnd) -> Facts:
-        options, queue, delivery = self._options, self._lease.queue, self._lease.delivery
+        options, queue, delivery = self._options, self.lease.queue, self.lease.delivery
         has_dlq = queue.dlq_url is not None
         crashes = 0
         if ended.decision is None and ended.end in _CRASHES:
-            crashes = self._lease.keeper.memory.count_crash(delivery.message_id)
+            crashes = self.lease.keeper.memory.count_crash(delivery.message_id)
         return Facts(
             standing=standing(delivery, retries=self._request.retries, now=time.time()),
             max_retries=options.max_retries,
@@ -174,23 +174,23 @@ class Settler:
     def _draw_delay(self) -> float:
         return draw_delay(
             self._options.backoff,
-            message_id=self._lease.delivery.message_id,
+            message_id=self.lease.delivery.message_id,
             attempt=self._attempt,
-            cap=self._options.fifo_cap if self._lease.queue.is_fifo else None,
+            cap=self._options.fifo_cap if self.lease.queue.is_fifo else None,
             rng=random,
         )
 
     def _hide(self, hide: Hide, ended: RunEnd, error: ErrorText, facts: Facts) -> Hide:
         delay = hide.seconds
         if self._gate is not None:
-            delay = self._gate.delayed(delay, self._lease, ended, self._options)
-        seconds = visibility_delay(delay, self._lease.delivery, now=time.time())
+            delay = self._gate.delayed(delay, self.lease, ended, self._options)
+        seconds = visibility_delay(delay, self.lease.delivery, now=time.time())
         parks = self._must_park()
         if parks:
             record = self._record(GiveUpReason.PARKED, hide.outcome, error)
-            is_kept = self._lease.dead_letter(replace(record, due_at=time.time() + seconds))
+            is_kept = self.lease.dead_letter(replace(record, due_at=time.time() + seconds))
         else:
-            is_kept = self._lease.defer(seconds)
+            is_kept = self.lease.defer(seconds)
         if is_kept:
             self._emit_retry(seconds, hide.outcome, ended, error, facts)
             if parks:
@@ -202,21 +202,18 @@ class Settler:
 
         On a FIFO queue the rest of the message group would overtake a message that is parked.
         """
-        queue, above = self._lease.queue, self._options.park_above
+        queue, above = self.lease.queue, self._options.park_above
         if above is None or queue.dlq_url is None or queue.is_fifo:
             return False
         return bool(queue.messages_in_flight >= above * MAX_IN_FLIGHT_MESSAGES)
 
     def _dead_letter(self, settle: DeadLetter, error: ErrorText) -> bool:
         record = self._record(settle.reason, settle.outcome, error)
-        if self._lease.queue.is_read:
-            return self._lease.dead_letter(record)
-        self._lease.keeper.postpone(self._lease, record)
-        return True
+        return self.lease.keeper.give_up(self.lease, record)
 
     def _record(self, reason: GiveUpReason, outcome: Outcome, error: ErrorText) -> DeadLetterRecord:
         return record_of(
-            self._lease,
+            self.lease,
             worker=self._request.hostname,
             task=self._request.type,
             task_id=self._request.id,
@@ -254,13 +251,13 @@ class Settler:
 
     def _emit(self, kind: Callable[..., OfTask], **facts: object) -> None:
         event = kind(
-            queue=self._lease.queue.name,
+            queue=self.lease.queue.name,
             task=self._request.type,
             task_id=self._request.id,
-            message_id=self._lease.delivery.message_id,
+            message_id=self.lease.delivery.message_id,
             **facts,
         )
-        self._lease.keeper.events.emit(event)
+        self.lease.keeper.events.emit(event)
 
 
 def _outcome_of(ended: RunEnd) -> str:

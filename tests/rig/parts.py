@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from celery_sqs_backoff.sqs.calls import Calls
-from celery_sqs_backoff.sqs.carry_out import carry_out
 from celery_sqs_backoff.worker import (
     keeper,
     pacing,
@@ -223,7 +222,7 @@ class Parts:
         return self._keeper.next_at()
 
     def carry_out(self, call: Any, sqs: Any) -> Any:
-        return carry_out(call, Calls(sqs, call.url))
+        return keeper.carry_out(call, Calls(sqs, call.url))
 
     def enter(self, call: Any, results: Any) -> None:
         self._keeper.enter(call, results)

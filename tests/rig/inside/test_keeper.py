@@ -14,9 +14,8 @@ from celery_sqs_backoff import threads
 from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.queues import Queue
-from celery_sqs_backoff.sqs.settlement import Row, State
 from celery_sqs_backoff.worker.keeper import Keeper
-from celery_sqs_backoff.worker.lease import Lease
+from celery_sqs_backoff.worker.lease import Lease, State
 from tests.support.processes import eventually
 
 QUEUE = Queue("https://sqs.example/1/q", visibility_timeout_seconds=30)
@@ -199,23 +198,19 @@ def turn(keeper: Keeper) -> None:
         keeper.perform(call)
 
 
-def row(handle: str, want: State = State.HELD) -> Row:
-    made = Row(QUEUE, "m", handle, 1_000.0)
-    if want is not State.HELD:
-        made.become(want)
-    return made
-
-
 def test_end_counts_once() -> None:
     """The end of a lost run counts once."""
-    lost = row("h1", State.LOST)
+    lost = hold(Keeper(), Client())
+    lost.become(State.LOST)
     assert [lost.become(State.DELETE), lost.become(State.DELETE)] == [State.LOST, None]
 
 
 def test_held_again() -> None:
     """A message that is held again is settled by its run."""
-    lost = row("h1", State.LOST)
-    lost.hold_again(row("h2"))
+    keeper = Keeper()
+    lost = hold(keeper, Client(), message_id="m")
+    lost.become(State.LOST)
+    hold(keeper, Client(), message_id="m")
     assert (lost.become(State.DELETE), lost.state) == (State.HELD, State.DELETE)
 
 
