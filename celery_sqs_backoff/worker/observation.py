@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from celery.utils.log import get_logger
+from celery.worker import state
 
 from ..observe.announce import Announce
-from ..observe.board import ProviderNow, WorkerNow
-from ..observe.health import Heartbeat, Pulse
+from ..observe.board import Board, QueueNow, WorkerNow
+from ..observe.health import Heartbeat
 from ..observe.metrics import Metrics
-from ..observe.stream import Events
 from ..observe.waiting import Waiting
-from ..store.settings import is_shared
+from ..sqs.queues import queue_name
+from ..store.settings import is_shared, vault_of
 from ..text import type_name
-from .bulletin import Bulletin, know_of
-from .lease import Lease
+from ..threads import start_daemon
+
+if TYPE_CHECKING:
+    from .receive import Receiver
 
 logger = get_logger(__name__)
 
@@ -29,6 +34,16 @@ EVENT_LOOP = "Celery's event loop"
 _AGAIN_SECONDS = 10.0
 
 _DEFAULT_HOST = "127.0.0.1"
+
+#: Between two writes to the store. The first one has not much to say yet.
+_INTERVAL_SECONDS: Final = 10.0
+_FIRST_PAUSE_SECONDS: Final = 3.0
+
+#: How long the end of a worker waits until its record is deleted from the store.
+_JOIN_SECONDS: Final = 2.0
+
+#: Celery's loop may change the set while another thread copies it, which takes microseconds.
+_COPY_TRIES: Final = 100
 
 
 class Observation:
@@ -44,36 +59,16 @@ class Observation:
     Args:
         app: the Celery app.
         worker: this worker's name.
-        events: of the worker.
-        pulse: of the worker.
-        running: how many tasks of a queue the pool is running.
-        consumed: names of the queues that this worker has received from.
-        held: the leases that are not settled.
-        providers: what is known of providers.
+        receiver: the worker's.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        worker: str,
-        *,
-        events: Events,
-        pulse: Pulse,
-        running: Callable[[str], int],
-        consumed: Callable[[], Iterable[str]] = tuple,
-        held: Callable[[], Iterable[Lease]] = tuple,
-        providers: Callable[[], Iterable[ProviderNow]] = tuple,
-    ) -> None:
+    def __init__(self, app: Any, worker: str, receiver: Receiver) -> None:
         settings = app.conf.get("sqs_backoff")
         self._settings: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
         self._app = app
         self._worker = worker
-        self._events = events
-        self._pulse = pulse
-        self._running = running
-        self._consumed = consumed
-        self._held = held
-        self._providers = providers
+        self._receiver = receiver
+        self._events, self._pulse = receiver.keeper.events, receiver.keeper.pulse
         self._waiting = Waiting()
         self._stops: list[Callable[[], object]] = []
 
@@ -106,18 +101,59 @@ class Observation:
     def _publish(self) -> None:
         if not is_shared(self._settings.get("store")) or not self._settings.get("status", True):
             return
-        bulletin = Bulletin(self._app, self._worker, self._know)
-        bulletin.start()
-        self._stops.append(bulletin.stop)
+        over = threading.Event()
+        thread = start_daemon("sqs-bulletin", lambda: self._write_until(over))
+        if thread is None:
+            logger.warning("sqs_backoff.no_thread_left: this worker is missing in sqs-status")
+            return
+        self._stops += [lambda: thread.join(_JOIN_SECONDS), over.set]
 
-    def _know(self) -> WorkerNow:
-        return know_of(
-            self._waiting,
-            running=self._running,
-            consumed=self._consumed(),
-            held=self._held(),
-            providers=self._providers(),
-        )
+    def _write_until(self, over: threading.Event) -> None:
+        """Write the worker's state to the store until the end, and then delete it there.
+
+        A store that is away is logged once, and tried again.
+        """
+        board: Board | None = None
+        is_failing, pause = False, _FIRST_PAUSE_SECONDS
+        while True:
+            is_over = over.is_set()
+            try:
+                board = board or Board(vault_of(self._app))
+                if is_over:
+                    board.leave(self._worker)
+                else:
+                    board.write(self._worker, self.now())
+                is_failing = False
+            except Exception as exc:  # noqa: BLE001  # the store's client may raise anything
+                if not is_failing:
+                    # Not its text: a client's error may quote the URL, with its password.
+                    logger.warning(
+                        "sqs_backoff.no_status: the store does not take this worker's status (%s);"
+                        " trying again",
+                        type(exc.__cause__ or exc).__name__,
+                    )
+                is_failing = True
+            if is_over:
+                return
+            over.wait(pause)
+            pause = _INTERVAL_SECONDS
+
+    def now(self) -> WorkerNow:
+        """Return what the worker knows at this moment of its queues and providers."""
+        sent_at: dict[str, list[float | None]] = defaultdict(list)
+        for lease in self._receiver.keeper.held():
+            sent_at[lease.queue.name].append(lease.delivery.sent_at)
+        queues: dict[str, QueueNow] = {}
+        for name in {*self._receiver.consumed(), *sent_at, *self._waiting.queues()}:
+            known, tasks = self._waiting.now(name), running(name)
+            ages = [known.oldest_sent_at, *sent_at[name]]
+            queues[name] = replace(
+                known,
+                running=tasks,
+                held=max(0, len(sent_at[name]) - tasks),
+                oldest_sent_at=min((at for at in ages if at is not None), default=None),
+            )
+        return WorkerNow(queues=queues, providers=tuple(self._receiver.gates.now()))
 
     def _serve(self) -> None:
         """Serve the page, and if the port is taken try again in a thread.
@@ -168,8 +204,30 @@ class Observation:
                 "sqs_backoff.no_metrics: %s: pip install 'celery-sqs-backoff[prometheus]'", exc
             )
             return None
-        metrics = Metrics(self._waiting, running=self._running, providers=self._providers)
+        metrics = Metrics(self._waiting, running=running, providers=self._receiver.gates.now)
         self._stops.append(self._events.subscribe(metrics))
         registry = CollectorRegistry()
         registry.register(metrics)
         return lambda: (generate_latest(registry), CONTENT_TYPE_LATEST)
+
+
+def running(queue: str) -> int:
+    """Return how many tasks of a queue a process, thread or greenlet of the pool has begun.
+
+    Celery's own account has tasks without our base class, too, and tasks of lost messages.
+
+    Args:
+        queue: its name on SQS.
+    """
+    urls = (each.message.delivery_info.get("sqs_queue", "") for each in active_requests())
+    return sum(queue_name(url) == queue for url in urls)
+
+
+def active_requests() -> list[Any]:
+    """Return Celery's requests that a process, thread or greenlet of the pool has begun."""
+    for _ in range(_COPY_TRIES):
+        try:
+            return list(state.active_requests)
+        except RuntimeError:  # "Set changed size during iteration"
+            continue
+    return []

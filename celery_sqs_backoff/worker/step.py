@@ -16,11 +16,10 @@ from ..sqs.queues import Queue
 from . import consume, upstream
 from .check_up import start_check_up
 from .keeper import Keeper
-from .observation import EVENT_LOOP, Observation
+from .observation import EVENT_LOOP, Observation, active_requests
 from .providers import introduce
 from .receive import Receiver, name_among_workers
 from .request import BackoffRequest
-from .running import active_requests, running
 from .upstream import is_pool_of
 
 logger = get_logger(__name__)
@@ -53,16 +52,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         self._has_introduced_itself = False
         self._wake_event_loop: Callable[[], None] = lambda: None
         signals.worker_shutting_down.connect(self._notice_shutdown)
-        self._observation = Observation(
-            c.app,
-            name_among_workers(c),
-            events=self._keeper.events,
-            pulse=self._keeper.pulse,
-            running=running,
-            consumed=self._receiver.consumed,
-            held=self._keeper.held,
-            providers=lambda: c.sqs_receiver.gates.now(),
-        )
+        self._observation = Observation(c.app, name_among_workers(c), self._receiver)
         if is_pool_of(c.pool, "prefork"):
             guard_forks()
         upstream.declare_without_asking(c)

@@ -8,8 +8,6 @@ from types import SimpleNamespace
 import pytest
 from celery import Celery
 
-from celery_sqs_backoff.observe.board import WorkerNow
-from celery_sqs_backoff.worker.bulletin import Bulletin
 from celery_sqs_backoff.worker.check_up import start_check_up
 from celery_sqs_backoff.worker.upstream import give_back_before_soft_shutdown
 
@@ -21,14 +19,10 @@ def refuse(self: threading.Thread) -> None:
 def test_worker_starts_without_background_threads(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The check of the queues and the status report are left out, with a log line each."""
+    """The check of the queues is left out, with a log line."""
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    app = Celery("full", set_as_current=False)
-    start_check_up(app, [])
-    bulletin = Bulletin(app, "w", WorkerNow)
-    bulletin.start()
-    bulletin.stop()
-    assert caplog.text.count("sqs_backoff.no_thread_left") == 2
+    start_check_up(Celery("full", set_as_current=False), [])
+    assert caplog.text.count("sqs_backoff.no_thread_left") == 1
 
 
 def test_soft_shutdown_waits_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,19 +5,29 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
 
 import pytest
 from celery import Celery
 
+from celery_sqs_backoff.observe.board import QueueNow
+from celery_sqs_backoff.observe.events import MessageHidden
 from celery_sqs_backoff.observe.health import Pulse
 from celery_sqs_backoff.observe.stream import Events
 from celery_sqs_backoff.worker import observation as module
 from celery_sqs_backoff.worker.observation import Observation
 from tests.support.processes import eventually
+
+
+def a_receiver(consumed: Iterable[str] = (), held: Iterable[Any] = ()) -> Any:
+    keeper = SimpleNamespace(events=Events(), pulse=Pulse(), held=lambda: held)
+    gates = SimpleNamespace(now=list)
+    return SimpleNamespace(keeper=keeper, consumed=lambda: consumed, gates=gates)
 
 
 @pytest.fixture
@@ -27,7 +37,7 @@ def observe() -> Iterator[Callable[..., Observation]]:
     def start(**settings: Any) -> Observation:
         app = Celery("observed", set_as_current=False)
         app.conf.sqs_backoff = settings
-        observation = Observation(app, "w", events=Events(), pulse=Pulse(), running=lambda queue: 0)
+        observation = Observation(app, "w", a_receiver())
         made.append(observation)
         observation.start()
         return observation
@@ -108,3 +118,41 @@ def test_ends_first(observe: Callable[..., Observation], monkeypatch: pytest.Mon
     with socket.socket() as probe:
         probe.settimeout(0.5)
         assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def a_lease(queue: str, sent_at: float) -> Any:
+    delivery = SimpleNamespace(sent_at=sent_at)
+    return SimpleNamespace(queue=SimpleNamespace(name=queue), delivery=delivery)
+
+
+def test_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker knows what it holds, runs and hides of the queues that it consumes or has met."""
+    held = [a_lease("mails", 5.0), a_lease("mails", 7.0), a_lease("mails", 6.0)]
+    receiver = a_receiver(["mails", "new"], held)
+    observation = Observation(Celery("observed", set_as_current=False), "w", receiver)
+    observation.start()
+    receiver.keeper.events.emit(
+        MessageHidden(queue="bulk", message_id="m", seconds=60, sent_at=8.0)
+    )
+    monkeypatch.setattr(module, "running", {"mails": 1, "bulk": 0, "new": 0}.__getitem__)
+    assert observation.now().queues == {
+        "mails": QueueNow(running=1, held=2, oldest_sent_at=5.0),
+        "bulk": QueueNow(waiting=1, oldest_sent_at=8.0, oldest_due_at=8.0),
+        "new": QueueNow(),
+    }
+    observation.stop()
+
+
+def test_no_thread_left(
+    observe: Callable[..., Observation],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine without another thread starts no status report, and says so."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    observe(store="redis://127.0.0.1:1/0")
+    assert caplog.text.count("sqs_backoff.no_thread_left") == 1

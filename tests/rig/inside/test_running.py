@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery.worker import state
 
-from celery_sqs_backoff.worker.running import running
+from celery_sqs_backoff.worker.observation import running
 
 URL = "https://sqs.eu-central-1.amazonaws.com/1/"
 
