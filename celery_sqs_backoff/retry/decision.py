@@ -30,7 +30,6 @@ A dead letter is a delete if the task or the queue has no place for dead letters
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
@@ -43,25 +42,56 @@ from .outcomes import Outcome, Verdict
 MIN_CRASH_DELAY_SECONDS: Final = 2.0
 
 
-class End(Enum):
-    """How a run ended."""
+class _Fate(Enum):
+    """The fate of a message whose run's process has decided nothing."""
 
-    RETURNED = "returned"
-    RAISED = "raised"
-    RETRY_ASKED = "retry asked"
-    IGNORED = "ignored"
-    REJECTED = "rejected"
-    REQUEUED = "requeued"
-    NOT_BEGUN = "not begun"
-    PROCESS_LOST = "process lost"
-    TIME_LIMIT = "hard time limit"
+    DELETE = 1
+    GIVE_UP = 2
+    COME_BACK = 3
+    GIVE_BACK = 4
+
+
+class End(Enum):
+    """How a run ended, in words, with the answer to each question about it.
+
+    Attributes:
+        fate: of the message, if the task's process has decided nothing.
+        reason: for giving it up. A crash has one for the last that ``crash_budget`` allows.
+        is_run: the task was begun, and the end is of its doing.
+    """
+
+    RETURNED = "returned", _Fate.DELETE
+    RAISED = "raised", _Fate.GIVE_UP, GiveUpReason.NOT_RETRYABLE
+    RETRY_ASKED = "retry asked", _Fate.DELETE
+    IGNORED = "ignored", _Fate.DELETE
+    REJECTED = "rejected", _Fate.GIVE_UP, GiveUpReason.REJECTED
+    REQUEUED = "requeued", _Fate.COME_BACK
+    NOT_BEGUN = "not begun", _Fate.COME_BACK, None, False
+    PROCESS_LOST = "process lost", _Fate.COME_BACK, GiveUpReason.WORKER_LOST
+    TIME_LIMIT = "hard time limit", _Fate.COME_BACK, GiveUpReason.TIME_LIMIT
     #: A ``MemoryError``, or no subclass of ``Exception``. It is unknown how far the run got.
-    ABORTED = "aborted"
+    ABORTED = "aborted", _Fate.COME_BACK, GiveUpReason.ABORTED
     #: The worker ended the run itself: a cold shutdown, or a lost connection.
-    CANCELLED = "cancelled"
-    REVOKED = "revoked"
-    REFUSED = "refused"
-    NOT_STARTED = "not started"
+    CANCELLED = "cancelled", _Fate.GIVE_BACK, None, False
+    REVOKED = "revoked", _Fate.DELETE, None, False
+    REFUSED = "refused", _Fate.GIVE_UP, GiveUpReason.NOT_RETRYABLE, False
+    NOT_STARTED = "not started", _Fate.GIVE_BACK, None, False
+
+    fate: _Fate
+    reason: GiveUpReason | None
+    is_run: bool
+    is_success: bool
+    is_crash: bool
+
+    def __new__(
+        cls, text: str, fate: _Fate, reason: GiveUpReason | None = None, is_run: bool = True
+    ) -> End:
+        end = object.__new__(cls)
+        end._value_ = text
+        end.fate, end.reason, end.is_run = fate, reason, is_run
+        end.is_success = text in ("returned", "ignored")
+        end.is_crash = fate is _Fate.COME_BACK and reason is not None
+        return end
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,39 +205,18 @@ def decide_failure(
     return Hide(delay, verdict.outcome, verdict.retry_after)
 
 
-#: The fate of a message without a decision of its process, as in the table above. ``None`` = it is
-#: hidden within the budgets. A reason marks a lost run; with the last run that ``crash_budget``
-#: allows, the message is given up for this reason.
-_FATES: Final[Mapping[End, Settle | GiveUpReason | None]] = {
-    End.RETURNED: Delete(),
-    End.RAISED: DeadLetter(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN),
-    End.RETRY_ASKED: Delete(),
-    End.IGNORED: Delete(),
-    End.REJECTED: DeadLetter(GiveUpReason.REJECTED, Outcome.UNKNOWN),
-    End.REQUEUED: None,
-    End.NOT_BEGUN: None,
-    End.PROCESS_LOST: GiveUpReason.WORKER_LOST,
-    End.TIME_LIMIT: GiveUpReason.TIME_LIMIT,
-    End.ABORTED: GiveUpReason.ABORTED,
-    End.CANCELLED: GiveBack(),
-    End.REVOKED: Delete(),
-    End.REFUSED: DeadLetter(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN),
-    End.NOT_STARTED: GiveBack(started=False),
-}
-
-
 def needs_facts(ended: RunEnd) -> bool:
     """Return whether :func:`decide` needs more than the end itself.
 
-    Most messages end without, and looking up the facts would make each success slower.
+    Most messages need no facts, and looking them up would make each success slower.
     """
-    fate = ended.decision or _FATES[ended.end]
-    return fate not in (Delete(), GiveBack(started=False))
+    is_plain = ended.end.fate is _Fate.DELETE or ended.end is End.NOT_STARTED
+    return ended.decision is not None or not is_plain
 
 
 def needs_delay(ended: RunEnd) -> bool:
     """Return whether :func:`decide` may hide the message for the delay of the task's policy."""
-    return (ended.decision or _FATES[ended.end]) in (None, *GiveUpReason)
+    return ended.decision is None and ended.end.fate is _Fate.COME_BACK
 
 
 def decide(ended: RunEnd, facts: Facts) -> Settle:
@@ -220,15 +229,20 @@ def decide(ended: RunEnd, facts: Facts) -> Settle:
 
 def _decide_end(end: End, facts: Facts) -> Settle:
     """Decide about an end without a decision of the task's process."""
-    fate = _FATES[end]
-    if fate is not None and not isinstance(fate, GiveUpReason):
-        return fate
-    delay = facts.delay if fate is None else max(MIN_CRASH_DELAY_SECONDS, facts.delay)
+    if end.fate is _Fate.DELETE:
+        return Delete()
+    if end.fate is _Fate.GIVE_BACK:
+        return GiveBack(started=end is End.CANCELLED)
+    if end.fate is _Fate.GIVE_UP:
+        return DeadLetter(end.reason or GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN)
+
+    is_crash = end.is_crash
+    delay = max(MIN_CRASH_DELAY_SECONDS, facts.delay) if is_crash else facts.delay
     reason = find_reason(
         facts.standing, max_retries=facts.max_retries, retry_for=facts.retry_for, delay=delay
     )
-    if fate is not None and facts.crashes >= facts.crash_budget:
-        reason = fate
+    if is_crash and facts.crashes >= facts.crash_budget:
+        reason = end.reason
     if reason is None:
         return Hide(delay, Outcome.RETRYABLE if fate is None else Outcome.UNKNOWN)
     # A task that requeued its message has not said why.
