@@ -244,6 +244,6 @@ def _decide_end(end: End, facts: Facts) -> Settle:
     if is_crash and facts.crashes >= facts.crash_budget:
         reason = end.reason
     if reason is None:
-        return Hide(delay, Outcome.RETRYABLE if fate is None else Outcome.UNKNOWN)
+        return Hide(delay, Outcome.UNKNOWN if is_crash else Outcome.RETRYABLE)
     # A task that requeued its message has not said why.
     return DeadLetter(reason, Outcome.RETRYABLE if end is End.NOT_BEGUN else Outcome.UNKNOWN)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 from .dead_letter import DeadLetterRecord
 from .limits import MAX_IN_FLIGHT_MESSAGES
+
+T = TypeVar("T")
 
 #: Messages remembered of each kind; the oldest are forgotten first. As many as one queue can have
 #: in flight: of fewer, messages that are hidden and received in a circle would all be forgotten.
@@ -31,7 +33,7 @@ class Memory:
     Others read the attributes, and change them by the methods.
 
     Attributes:
-        fates: of settled messages: the record that one is to carry to the dead-letter queue;
+        fates: of settled messages: the facts that one is to carry to the dead-letter queue;
             ``None``: it is done.
         crashes: runs that ended with their process.
         times_given_back: receives after which the message was given back without having been run.
@@ -42,7 +44,7 @@ class Memory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.fates: OrderedDict[str, DeadLetterRecord | None] = OrderedDict()
-        self._with_texts: OrderedDict[str, None] = OrderedDict()
+        self._with_texts: OrderedDict[str, DeadLetterRecord] = OrderedDict()
         self.crashes: OrderedDict[str, int] = OrderedDict()
         self.times_given_back: OrderedDict[str, int] = OrderedDict()
         self.due_since: OrderedDict[str, float] = OrderedDict()
@@ -53,52 +55,37 @@ class Memory:
             if record is None:
                 self._with_texts.pop(message_id, None)
             else:
-                record = _bounded(record)
-                _remember(self._with_texts, message_id, None)
+                texts = (record.exception_message, record.traceback)
+                if all(len(text or "") <= _MAX_TEXT_CHARACTERS for text in texts):
+                    _remember(self._with_texts, message_id, record, size=_WITH_TEXTS)
+                record = replace(record, exception_message=None, traceback=None)
             _remember(self.fates, message_id, record)
-            self._drop_old_texts()
+
+    def record_of(self, message_id: str) -> DeadLetterRecord | None:
+        """Return the record of a message that is to be a dead letter."""
+        return self._with_texts.get(message_id) or self.fates.get(message_id)
 
     def count_crash(self, message_id: str) -> int:
         """Count a run of the message that ended with its process; return how many did so far."""
-        return self._count(self.crashes, message_id)
+        with self._lock:
+            return _remember(self.crashes, message_id, self.crashes.get(message_id, 0) + 1)
 
-    def count_given_back(self, message_id: str, *, due_since: float | None = None) -> int:
+    def count_given_back(self, message_id: str, *, due_since: float | None = None) -> None:
         """Count a receive after which the message was given back without having been run.
 
         Arguments:
             due_since: it could have run but for its provider, since this time.
         """
-        if due_since is not None:
-            with self._lock:
-                _remember(self.due_since, message_id, due_since)
-        return self._count(self.times_given_back, message_id)
-
-    def _count(self, memory: OrderedDict[str, int], message_id: str) -> int:
         with self._lock:
-            count = memory.get(message_id, 0) + 1
-            _remember(memory, message_id, count)
-            return count
-
-    def _drop_old_texts(self) -> None:
-        while len(self._with_texts) > _WITH_TEXTS:
-            oldest, _ = self._with_texts.popitem(last=False)
-            record = self.fates.get(oldest)
-            if record is not None:
-                self.fates[oldest] = _without_texts(record)
+            if due_since is not None:
+                _remember(self.due_since, message_id, due_since)
+            times = self.times_given_back.get(message_id, 0)
+            _remember(self.times_given_back, message_id, times + 1)
 
 
-def _remember(memory: OrderedDict[str, Any], key: str, value: Any) -> None:
+def _remember(memory: OrderedDict[str, T], key: str, value: T, *, size: int = _SIZE) -> T:
     memory[key] = value
     memory.move_to_end(key)
-    if len(memory) > _SIZE:
+    if len(memory) > size:
         memory.popitem(last=False)
-
-
-def _bounded(record: DeadLetterRecord) -> DeadLetterRecord:
-    texts = (record.exception_message, record.traceback)
-    too_long = any(text is not None and len(text) > _MAX_TEXT_CHARACTERS for text in texts)
-    return _without_texts(record) if too_long else record
-
-
-def _without_texts(record: DeadLetterRecord) -> DeadLetterRecord:
-    return replace(record, exception_message=None, traceback=None)
+    return value

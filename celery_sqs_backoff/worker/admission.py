@@ -79,7 +79,7 @@ class Admission:
         Arguments:
             starts: whether the task is to start now; else Celery makes it wait first.
         """
-        now = time.time()
+        delivery, now = lease.delivery, time.time()
         if not self.is_open:
             lease.give_back()
         if not lease.may_start():
@@ -97,7 +97,7 @@ class Admission:
         lease.refused = _reason_to_give_up(lease, headers, now)
         if lease.refused is not None:
             return Answer.REFUSE
-        if not starts and _is_hidden_until_due(lease, now):
+        if not starts and delivery.due_at is not None and _is_hidden_until_due(lease, now):
             return Answer.KEEP_BACK
         if lease.gate is not None and self._waits_for_provider(lease, lease.gate, starts):
             return Answer.KEEP_BACK
@@ -125,8 +125,10 @@ def held_seconds(queue: Queue) -> float:
 
 
 def _ends_in_celery(headers: Mapping[str, Any], now: float) -> bool:
-    expires = parse_eta(headers.get("expires"))
-    return (expires is not None and expires <= now) or headers.get("id") in state.revoked
+    if headers.get("id") in state.revoked:
+        return True
+    expires = headers.get("expires")
+    return expires is not None and (parse_eta(expires) or math.inf) <= now
 
 
 def _reason_to_give_up(lease: Lease, headers: Mapping[str, Any], now: float) -> GiveUpReason | None:

@@ -113,21 +113,23 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
             _forget(request)
             return
         receiver.window.started(lease.tag)
-        _hand_over(hand_to_pool, request, receiver)
+        _hand_over(receiver, hand_to_pool, request)
 
     consumer.on_task_request = on_task_request
     upstream.start_nothing_given_back(
         consumer.controller,
-        lambda request: (
-            request.may_begin()
-            if isinstance(request, BackoffRequest)
-            else request.lease.may_start()
-        ),
-        lambda start, request: _hand_over(start, request, receiver),
+        _may_begin,
+        partial(_hand_over, receiver),
     )
 
 
-def _hand_over(start: Callable[[Any], object], request: Any, receiver: Receiver) -> bool:
+def _may_begin(request: Any) -> bool:
+    if isinstance(request, BackoffRequest):
+        return request.may_begin()
+    return bool(request.lease.may_start())
+
+
+def _hand_over(receiver: Receiver, start: Callable[[Any], object], request: Any) -> bool:
     """Give a request to the pool; keep its message if that fails before the task has begun.
 
     Returns:

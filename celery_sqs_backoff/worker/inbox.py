@@ -123,7 +123,8 @@ class Inbox:
 
 def is_stopping() -> bool:
     """Return whether Celery is shutting down. Its flags hold True or an exit code, maybe 0."""
-    return is_set(state.should_stop) or is_set(state.should_terminate)
+    stop, terminate = state.should_stop, state.should_terminate
+    return not ((stop is None or stop is False) and (terminate is None or terminate is False))
 
 
 def is_set(code: object) -> bool:

@@ -103,7 +103,7 @@ class Keeper:
             lease.become(State.LOST, is_over=True)
             lease.free_place()
         elif lease.message_id in self.memory.fates:
-            record = self.memory.fates[lease.message_id]
+            record = self.memory.record_of(lease.message_id)
             if record is None or (lease.queue.is_read and lease.queue.dlq_url is None):
                 lease.done()
             else:
@@ -296,7 +296,7 @@ class Keeper:
             self._look()
         if self._table.events or self._table.losses:
             self._tell()
-        failures = [failure for failure in results if failure is not None]
+        failures = list(filter(None, results))
         if call.operation is Operation.SEND:
             for entry, failure in zip(call.entries, results, strict=True):
                 if failure is None:

@@ -43,9 +43,11 @@ def celery_payload(body: str) -> dict[str, Any] | None:
     headers = found["headers"] = _dict(found.get("headers"), "its headers are")
     properties = found["properties"] = _dict(found["properties"], "its properties are")
     properties["delivery_info"] = _dict(properties.get("delivery_info"), "its delivery_info is")
-    _check_texts(found, "content-type", "content-encoding")
     check_headers(headers)
-    _check_texts(properties["delivery_info"], "exchange", "routing_key")
+    for name, where in _TEXTS:
+        value = (found if where is None else properties[where]).get(name)
+        if value is not None and not isinstance(value, str):
+            raise NotUnderstood(f"its {name} is {_kind(value)}")
     raw = _raw_body(found["body"], properties.get("body_encoding"))
     if (compression := headers.pop("compression", None)) is not None:
         # kombu would decompress it without a bound, in the worker's main process.
@@ -123,6 +125,14 @@ _HEADERS: Final[dict[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(("stamps",), dict),
 }
 
+#: The texts beside the headers, and where in the properties they are.
+_TEXTS: Final = (
+    ("content-type", None),
+    ("content-encoding", None),
+    ("exchange", "delivery_info"),
+    ("routing_key", "delivery_info"),
+)
+
 #: More than any count of retries, or than any time limit in seconds.
 _MAX_NUMBER: Final = 1_000_000
 
@@ -137,13 +147,6 @@ def _dict(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise NotUnderstood(f"{what} {_kind(value)}")
     return value
-
-
-def _check_texts(values: Mapping[str, Any], *names: str) -> None:
-    for name in names:
-        value = values.get(name)
-        if value is not None and not isinstance(value, str):
-            raise NotUnderstood(f"its {name} is {_kind(value)}")
 
 
 def _kind(value: Any) -> str:

@@ -23,7 +23,7 @@ from .admission import Admission, Answer, held_seconds
 from .foreign import Foreign
 from .inbox import Inbox
 from .keeper import Keeper
-from .lease import Lease
+from .lease import Lease, State
 from .lost import LostFlags
 from .payload import NotUnderstood, celery_payload
 from .poller import Poller
@@ -221,7 +221,7 @@ class Receiver:
         try:
             if self.admission.admit(lease, starts=False) is not Answer.KEEP_BACK:
                 self._prepare(lease)
-                if lease.is_settled():  # given back, or lost, a moment ago
+                if lease.state is not State.HELD:  # given back, or lost, a moment ago
                     self._leases.pop(lease.tag, None)
                 else:
                     self.inbox.put(lease)
@@ -245,6 +245,7 @@ class Receiver:
     def _hold(self, response: _Response, message: dict[str, Any]) -> Lease:
         payload, why = self._read(response.name, message)
         headers = payload["headers"] if payload else {}
+        eta = headers.get("eta")
         task = self.consumer.app.tasks.get(headers.get("task"))
         queue, tag, memory = response.queue, message["ReceiptHandle"], self.keeper.memory
         lease = Lease(
@@ -258,7 +259,7 @@ class Receiver:
                 received_at=response.seen_at,
                 max_receive_count=queue.max_receive_count,
                 retention_seconds=queue.retention_seconds,
-                eta=parse_eta(headers.get("eta")),
+                eta=None if eta is None else parse_eta(eta),
                 held_seconds=held_seconds(queue),
                 times_given_back=memory.times_given_back.get(message["MessageId"], 0),
                 due_since=memory.due_since.get(message["MessageId"]),
@@ -303,7 +304,7 @@ class Receiver:
 
         A message that Celery or kombu fails to take is hidden, unless its task is running.
         """
-        if lease.is_settled():
+        if lease.state is not State.HELD:
             return  # it was given back, or lost, while it waited
         try:
             connection = self.channel.connection
@@ -321,7 +322,7 @@ class Receiver:
             if not lease.is_settled() and not lease.handed_to_pool():
                 what = f"its headers or its body cannot be used ({type(exc).__name__})"
                 unreadable.keep(lease, {}, what, worker=self.consumer.hostname)
-        if not lease.is_settled() and not lease.keeps_place:
+        if lease.state is State.HELD and not lease.keeps_place:
             self.window.blocked(lease.tag)
 
 

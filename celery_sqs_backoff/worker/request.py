@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, Final
+from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import signals, states
@@ -39,12 +39,6 @@ logger = get_logger(__name__)
 _NO_ERROR = ErrorText()
 
 _LONGEST_STORE_SECONDS = 1.0
-
-#: Ends in which no code of the task's was left to say what happened.
-_WITHOUT_THE_TASK: Final = frozenset({End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED})
-
-#: Ends that are told when the message is settled, and not when it comes back first.
-_NOT_RUN = frozenset({End.NOT_BEGUN, End.REFUSED, End.REVOKED})
 
 
 class BackendHangs(Exception):
@@ -207,7 +201,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         """Settle the lease as done, unless it has been settled before Celery asked for it."""
         if self.lease is None:
             super().acknowledge()
-        else:
+        elif not self.acknowledged:
             self._settler.settle(RunEnd(End.RETURNED), _NO_ERROR)
 
     def reject(self, requeue: bool = False) -> None:
@@ -248,8 +242,9 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self, ended: RunEnd, settle: Settle, exc_info: Any, report: Callable[..., object]
     ) -> None:
         """Let Celery store results, call hooks, and send signals and events."""
-        is_crash = ended.decision is None and ended.end in _WITHOUT_THE_TASK
-        comes_back = ended.end in _NOT_RUN and isinstance(settle, Hide)
+        is_crash = ended.decision is None and ended.end.is_crash
+        # It is told when the message is settled, and not when it comes back first.
+        comes_back = not ended.end.is_run and isinstance(settle, Hide)
         if isinstance(settle, GiveBack):
             state.task_ready(self)
         elif isinstance(settle, Hide) and is_crash:
@@ -304,7 +299,7 @@ def _read_end(request: Any, exc_info: Any, *, is_cancelling: bool) -> tuple[RunE
             ended = read_end(exc)
         error = _error_of(exc, exc_info.traceback, request.task.backoff_options)
     if ended.decision is None:
-        was_ended = ended.end in _WITHOUT_THE_TASK or isinstance(exc, Terminated)
+        was_ended = ended.end.is_crash or isinstance(exc, Terminated)
         is_cold = is_cancelling or is_set(state.should_terminate)
         if (is_cold and was_ended) or (is_stopping() and ended.end is End.PROCESS_LOST):
             return RunEnd(End.CANCELLED), error

@@ -40,15 +40,6 @@ from .unreadable import record_of
 
 logger = get_logger(__name__)
 
-_SUCCESSES = frozenset({End.RETURNED, End.IGNORED})
-
-#: Ends of messages whose task was not begun, or that are not the task's doing.
-_WITHOUT_A_RUN = frozenset(
-    {End.REFUSED, End.NOT_STARTED, End.NOT_BEGUN, End.REVOKED, End.CANCELLED}
-)
-
-_CRASHES = frozenset({End.PROCESS_LOST, End.TIME_LIMIT, End.ABORTED})
-
 #: After which a message comes back because the broker did not take the task that takes its
 #: workflows back.
 _COMES_BACK_SECONDS = 30.0
@@ -98,14 +89,19 @@ class Settler:
         return Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
 
     def _carry_out(self, settle: Settle, ended: RunEnd, error: ErrorText, facts: Facts) -> Settle:
-        if ended.end not in _WITHOUT_A_RUN:
-            self._emit(RunEnded, outcome=_outcome_of(ended), attempt=self._attempt)
+        end = ended.end
+        reason = settle.reason if isinstance(settle, DeadLetter | Delete) else None
+        if end.is_run:
+            # A run that failed and left no decision may have done anything.
+            outcome = Outcome.UNKNOWN if ended.decision is None else ended.decision.outcome
+            told = "succeeded" if end.is_success else outcome.value
+            self._emit(RunEnded, outcome=told, attempt=self._attempt)
         if self._gate is not None:
             self._gate.ended(self.lease, ended)
-        is_given_up = _reason_of(settle) is not None and ended.end not in _SUCCESSES
-        is_owed = (is_given_up or ended.end is End.REVOKED) and not self._take_back()
+        is_given_up = reason is not None and not end.is_success
+        is_owed = (is_given_up or end is End.REVOKED) and not self._take_back()
         if is_owed and not self._goes_all_the_same(ended, settle):
-            settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
+            settle, reason = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN), None
         if isinstance(settle, Hide):
             return self._hide(settle, ended, error, facts)
         if isinstance(settle, GiveBack):
@@ -115,16 +111,15 @@ class Settler:
                 self._emit_retry(0, Outcome.UNKNOWN, ended, error, facts)
             return settle
         if isinstance(settle, DeadLetter):
-            is_settled = self._dead_letter(settle, error)
-        elif settle.reason is not None:
-            is_settled = self.lease.drop()
+            record = self._record(settle.reason, settle.outcome, error)
+            is_settled = self.lease.keeper.give_up(self.lease, record)
         else:
-            is_settled = self.lease.done()
-        # A message that was lost runs again, at whoever has it: what becomes of it is told there.
-        if is_settled and settle.reason is not None:
+            is_settled = self.lease.done() if reason is None else self.lease.drop()
+        # Another worker tells what becomes of a message that was lost: it runs again there.
+        if is_settled and reason is not None:
             is_kept = isinstance(settle, DeadLetter)
-            self._emit_given_up(settle.reason, settle.outcome, error, is_kept=is_kept)
-        elif is_settled and ended.end is End.REVOKED:
+            self._emit_given_up(reason, settle.outcome, error, is_kept=is_kept)
+        elif is_settled and end is End.REVOKED:
             self._emit(Discarded)
         return settle
 
@@ -159,7 +154,7 @@ class Settler:
         options, queue, delivery = self._options, self.lease.queue, self.lease.delivery
         has_dlq = queue.dlq_url is not None
         crashes = 0
-        if ended.decision is None and ended.end in _CRASHES:
+        if ended.decision is None and ended.end.is_crash:
             crashes = self.lease.keeper.memory.count_crash(delivery.message_id)
         return Facts(
             standing=standing(delivery, retries=self._request.retries, now=time.time()),
@@ -206,10 +201,6 @@ class Settler:
         if above is None or queue.dlq_url is None or queue.is_fifo:
             return False
         return bool(queue.messages_in_flight >= above * MAX_IN_FLIGHT_MESSAGES)
-
-    def _dead_letter(self, settle: DeadLetter, error: ErrorText) -> bool:
-        record = self._record(settle.reason, settle.outcome, error)
-        return self.lease.keeper.give_up(self.lease, record)
 
     def _record(self, reason: GiveUpReason, outcome: Outcome, error: ErrorText) -> DeadLetterRecord:
         return record_of(
@@ -258,15 +249,3 @@ class Settler:
             **facts,
         )
         self.lease.keeper.events.emit(event)
-
-
-def _outcome_of(ended: RunEnd) -> str:
-    """Return what a run means; one that failed and left no decision may have done anything."""
-    if ended.end in _SUCCESSES:
-        return "succeeded"
-    outcome = ended.decision.outcome if ended.decision is not None else Outcome.UNKNOWN
-    return outcome.value
-
-
-def _reason_of(settle: Settle) -> GiveUpReason | None:
-    return settle.reason if isinstance(settle, DeadLetter | Delete) else None

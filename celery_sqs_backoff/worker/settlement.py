@@ -27,6 +27,7 @@ from operator import attrgetter
 from ..observe import events
 from ..retry.policies import EqualJitter, FullJitter
 from ..sqs.errors import NOT_LISTED, Failure, Kind, Operation
+from ..sqs.hidden import Recall
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from ..sqs.queues import Queue, queue_name
 from .lease import HIDING, RENEW_AT_SHARE, Lease, State
@@ -282,16 +283,17 @@ class SettlementTable:
 
     def forget(self, lease: Lease) -> None:
         """End a message without any call."""
-        if not self.is_current(lease):
+        if self._leases.get(lease.key) is not lease:
             return
         del self._leases[lease.key]
         if lease.is_entered:
             self._waiting[lease.queue.url] -= 1
         self._unanswered -= lease.state is State.BRING_FORWARD
-        self._unplan_visibility(lease)
-        for operation in _REMOVALS.values():
-            if (lane := self._lanes.get((lease.queue.url, operation))) is not None:
-                lane.settling.pop(lease, None)
+        self._holds.pop(lease, None)
+        for operation in (Operation.CHANGE_VISIBILITY, *_REMOVALS.values()):
+            lane = self._lanes[lease.queue.url, operation]
+            lane.settling.pop(lease, None)
+            lane.renewals.pop(lease, None)
         if lease.recall is not None:
             lease.recall.among.discard(lease)
 
@@ -303,10 +305,6 @@ class SettlementTable:
         """
         lane = self._lanes[queue.url, Operation.CHANGE_VISIBILITY]
         return max(queue.visibility_timeout_seconds, spread_seconds(len(lane.renewals)))
-
-    def is_current(self, lease: Lease) -> bool:
-        """Return whether the lease is in the table: neither ended nor replaced by a newer one."""
-        return self._leases.get(lease.key) is lease
 
     def held(self) -> list[Lease]:
         return [lease for lease in self._leases.values() if lease.state is State.HELD]
@@ -331,8 +329,9 @@ class SettlementTable:
 
     def next_at(self) -> float:
         """Return when ``take`` is worth calling; infinity if there is nothing to wait for."""
-        looks = map(_LOOK_AT, self._lanes.values())
-        return min(self._holds.first_at(), min(looks, default=math.inf))
+        # The first hold may have been cancelled. Then `take` drops it, and has no call.
+        first = self._holds.heap[0][0] if self._holds.heap else math.inf
+        return min(first, min(map(_LOOK_AT, self._lanes.values()), default=math.inf))
 
     def hurry(self, now: float) -> None:
         """Let no batch wait for more entries from now on."""
@@ -345,7 +344,7 @@ class SettlementTable:
     def take(self, now: float) -> Call | None:
         """Return the next call that is due, if any. Give its results to ``answered``."""
         if self._holds.heap and self._holds.heap[0][0] <= now:
-            for lease in self._holds.take(now, len(self._holds)):
+            for lease in self._holds.take(now, len(self._holds.heap)):
                 if lease.state is State.HIDDEN:
                     self.forget(lease)
                 elif lease.state is State.HELD:
@@ -363,8 +362,10 @@ class SettlementTable:
     def _call(self, lane: Lane, now: float) -> Call | None:
         # The most overdue of renewals and settlements first; the other kind fills the call.
         entries = list[Entry]()
-        waiting = filter(None, (lane.renewals, lane.settling))
-        for agenda in sorted(waiting, key=Agenda.first_at):
+        agendas = [agenda for agenda in (lane.renewals, lane.settling) if agenda]
+        if len(agendas) == 2:
+            agendas.sort(key=Agenda.first_at)
+        for agenda in agendas:
             self._fill(entries, lane, agenda, now)
         if entries and lane.renewals:
             timeout = entries[0].lease.queue.visibility_timeout_seconds
@@ -410,7 +411,7 @@ class SettlementTable:
         """Enter the results of a call, one per entry, in order."""
         lane, first = call.lane, call.entries[0]
         lane.under_way -= 1
-        failure = next(filter(is_of_lane, results), None)
+        failure = next(filter(is_of_lane, filter(None, results)), None)
         if failure is not None:
             # Three calls that were throttled do not make the refusal after them the fourth.
             is_refused = failure.kind in _REFUSED
@@ -424,9 +425,9 @@ class SettlementTable:
             is_of_neighbour = result is not None and result.is_of_call and not is_of_lane(result)
             if is_of_neighbour and results.count(result) > 1:
                 entry.lease.goes_alone = True
-                if self.is_current(entry.lease):
+                if self._leases.get(entry.lease.key) is entry.lease:
                     self._again(entry, now)
-            elif self.is_current(entry.lease):
+            elif self._leases.get(entry.lease.key) is entry.lease:
                 self._enter(entry, result, call.asked_at, now)
             else:
                 self._assert_newer(entry, now)
@@ -453,7 +454,7 @@ class SettlementTable:
             lease.shed()
             self._plan_removal(lease, now)
         elif failure is None:
-            if not self._keep(entry, asked_at, now):
+            if lease.recall is None or not self._keep(entry, lease.recall, asked_at, now):
                 self.forget(lease)
         elif is_void and purpose is State.HELD:
             self._lose(lease, failure, now)
@@ -465,14 +466,13 @@ class SettlementTable:
         else:
             self._failed(entry, failure, now)
 
-    def _keep(self, entry: Entry, asked_at: float, now: float) -> bool:
+    def _keep(self, entry: Entry, recall: Recall, asked_at: float, now: float) -> bool:
         """Keep a message that SQS has hidden, if it may be brought forward.
 
         If the hold may have ended before that, another worker may have the message.
         """
-        lease, recall = entry.lease, entry.lease.recall
-        is_sure = not lease.in_doubt and not lease.may_be_visible(now)
-        if recall is None or entry.purpose is not State.HIDE or not is_sure:
+        lease = entry.lease
+        if entry.purpose is not State.HIDE or lease.in_doubt or lease.may_be_visible(now):
             return False
         until = recall.among.add(lease, asked_at + entry.seconds, recall, now)
         if until is None:
@@ -582,8 +582,10 @@ class SettlementTable:
                 self.losses.append((lease, False))
 
     def _plan_visibility(self, lease: Lease, at: float) -> None:
-        """Plan the lease's settlement, or else its next renewal and the end of its hold."""
-        lane = self._unplan_visibility(lease)
+        """Plan the settlement of a lease, or else its next renewal and the end of its hold."""
+        lane = self._lanes[lease.queue.url, Operation.CHANGE_VISIBILITY]
+        for agenda in (lane.settling, lane.renewals, self._holds):
+            agenda.pop(lease, None)
         if lease.is_hiding:
             lane.settling.put(lease, at)
         elif lease.state is not State.LOST and lease.state is not State.HIDDEN:
@@ -591,12 +593,6 @@ class SettlementTable:
         if lease.state is State.HELD or lease.state is State.HIDDEN:
             self._holds.put(lease, lease.visible_at)
         self._wake(lane)
-
-    def _unplan_visibility(self, lease: Lease) -> Lane:
-        lane = self._lanes[lease.queue.url, Operation.CHANGE_VISIBILITY]
-        for agenda in (lane.settling, lane.renewals, self._holds):
-            agenda.pop(lease, None)
-        return lane
 
     def _plan_removal(self, lease: Lease, at: float) -> None:
         """Plan the lease's dead letter, or else its delete."""
@@ -619,8 +615,12 @@ class SettlementTable:
         """
         lane.look_at = math.inf
         if lane.under_way < lane.capacity:
-            linger = self._linger if len(lane.settling) < MAX_BATCH_ENTRIES else 0.0
-            at = min(lane.settling.first_at() + linger, lane.renewals.first_at())
+            at = math.inf
+            if lane.settling:
+                linger = self._linger if len(lane.settling) < MAX_BATCH_ENTRIES else 0.0
+                at = lane.settling.first_at() + linger
+            if lane.renewals:
+                at = min(at, lane.renewals.first_at())
             lane.look_at = max(at, lane.not_before)
 
 

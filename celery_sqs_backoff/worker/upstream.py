@@ -171,7 +171,7 @@ def start_nothing_given_back(
 
     Arguments:
         controller: Celery's worker.
-        may_start: whether a request's message is still this worker's.
+        may_start: returns whether a request's task may begin now.
         start: calls its first argument with the second, and contains errors; whether it had none.
     """
     process = controller._process_task

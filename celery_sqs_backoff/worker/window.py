@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cached_property
 
 from celery.utils.log import get_logger
 
@@ -59,9 +58,9 @@ _BEHIND = 1_000
 _LONG_BEHIND_SECONDS = 10.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Load:
-    """What a worker holds, and what it could hold.
+    """The messages that a worker holds, and those that it could hold.
 
     Attributes:
         processes: that the pool has, or could have (autoscale).
@@ -70,6 +69,12 @@ class Load:
         blocked: those of them that would not start if a process were free.
         expected: messages that calls under way are likely to bring.
         settled_during_a_call: messages expected to be settled before a call made now returns.
+        window: messages that may run, or wait for a process.
+        room: messages that there will be room for when the response is here; may be negative.
+        enough: room that makes a call worthwhile: then no more messages wait than there are
+            processes, or a full batch is missing.
+        batch: room that makes waiting for more pointless.
+        wanted: how many messages to ask for: 0 to 10.
     """
 
     processes: int
@@ -79,34 +84,15 @@ class Load:
     expected: int = 0
     settled_during_a_call: int = 0
 
-    @cached_property
-    def window(self) -> int:
-        """Messages that may run, or wait for a process."""
-        return max(1, self.processes) * self.multiplier or _NO_WINDOW
-
-    @cached_property
-    def room(self) -> int:
-        """Messages that there will be room for when the response is here; may be negative."""
-        room = self.window - (self.held - self.blocked) - self.expected
-        if self.window > self.processes:  # else the user wants none to wait
-            room += min(_MAX_AHEAD * self.window, _CALLS_AHEAD * self.settled_during_a_call)
-        return min(room, self.window + MAX_BLOCKED - self.held - self.expected)
-
-    @cached_property
-    def enough(self) -> int:
-        """Room that makes a call worthwhile: then no more messages wait than there are processes,
-        or a full batch is missing."""
-        return max(1, min(MAX_BATCH_ENTRIES, self.window - self.processes))
-
-    @cached_property
-    def batch(self) -> int:
-        """Room that makes waiting for more pointless."""
-        return max(self.enough, min(MAX_BATCH_ENTRIES, self.window))
-
-    @cached_property
-    def wanted(self) -> int:
-        """How many messages to ask for: 0 to 10."""
-        return min(MAX_BATCH_ENTRIES, self.room) if self.room >= self.enough else 0
+    def __post_init__(self) -> None:
+        self.window = window = max(1, self.processes) * self.multiplier or _NO_WINDOW
+        room = window - (self.held - self.blocked) - self.expected
+        if window > self.processes:  # else the user wants none to wait
+            room += min(_MAX_AHEAD * window, _CALLS_AHEAD * self.settled_during_a_call)
+        self.room = min(room, window + MAX_BLOCKED - self.held - self.expected)
+        self.enough = enough = max(1, min(MAX_BATCH_ENTRIES, window - self.processes))
+        self.batch = max(enough, min(MAX_BATCH_ENTRIES, window))
+        self.wanted = min(MAX_BATCH_ENTRIES, self.room) if self.room >= enough else 0
 
 
 class Throughput:

@@ -10,7 +10,7 @@ from types import FrameType
 import celery_sqs_backoff
 
 #: In both processes, with the looks for work that the rig makes more often than a thread does.
-MOST_CALLS = 257
+MOST_CALLS = 200
 
 _PACKAGE = str(Path(celery_sqs_backoff.__file__).parent)
 
