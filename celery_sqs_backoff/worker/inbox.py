@@ -125,7 +125,3 @@ def is_stopping() -> bool:
     """Return whether Celery is shutting down. Its flags hold True or an exit code, maybe 0."""
     stop, terminate = state.should_stop, state.should_terminate
     return not ((stop is None or stop is False) and (terminate is None or terminate is False))
-
-
-def is_set(code: object) -> bool:
-    return code is not None and code is not False

@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 from functools import partial
+from tempfile import gettempdir
 from typing import Any, Final
 from uuid import uuid4
 
@@ -24,7 +25,6 @@ from .foreign import Foreign
 from .inbox import Inbox
 from .keeper import Keeper
 from .lease import Lease, State
-from .lost import LostFlags
 from .payload import NotUnderstood, celery_payload
 from .poller import Poller
 from .providers import Gates, fleet_of
@@ -72,7 +72,8 @@ class Receiver:
         self.consumer = consumer
         self.keeper = keeper
         self.clients = Clients()
-        self.lost_flags = LostFlags()
+        # Not to be guessed: on a shared /tmp, no other user may tell our tasks of a loss.
+        self.lost_flags = os.path.join(gettempdir(), f"celery-sqs-backoff-{uuid4().hex}")
         self.window = Window(
             processes=self._processes,
             multiplier=lambda: int(consumer.prefetch_multiplier),
@@ -263,7 +264,7 @@ class Receiver:
                 held_seconds=held_seconds(queue),
                 times_given_back=memory.times_given_back.get(message["MessageId"], 0),
                 due_since=memory.due_since.get(message["MessageId"]),
-                lost_flags=self.lost_flags.directory,
+                lost_flags=self.lost_flags,
             ),
             received_at=response.received_at,
             keeper=self.keeper,

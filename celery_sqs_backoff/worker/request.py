@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
@@ -29,9 +30,8 @@ from ..store.connections import ask_and_close
 from ..task.handover import DELIVERY_KEY, read_end, report_of
 from ..text import error_site, printable
 from ..threads import call_in_time
-from .inbox import is_set, is_stopping
+from .inbox import is_stopping
 from .lease import Lease
-from .lost import LostFlags
 from .settle import Settler
 
 logger = get_logger(__name__)
@@ -106,12 +106,21 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self._end(ended, ErrorText.of(failure, traceback=""), _exc_info(failure))
 
     def _on_lost(self) -> None:
-        """Tell the task by its flag, and the observers. The keeper's thread calls this."""
+        """Tell the task by a file, and the observers. The keeper's thread calls this.
+
+        The task may run in another process, which may have been forked before the message was
+        received, or spawned. Both have the file system. A full or read-only disk is logged.
+        """
         lease = self._settler.lease
-        if lease.delivery.lost_flag is not None:
-            LostFlags.set(lease.delivery.lost_flag)
-        queue, message_id = lease.queue.name, lease.delivery.message_id
-        lost = LeaseLost(queue=queue, task=self.type, task_id=self.id, message_id=message_id)
+        path = Path(lease.delivery.lost_flag or "")
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            path.touch()
+        except OSError as exc:
+            logger.error("sqs_backoff.flag_failed: %s", error_site(exc))
+        lost = LeaseLost(
+            queue=lease.queue.name, task=self.type, task_id=self.id, message_id=lease.message_id
+        )
         lease.keeper.events.emit(lost)
 
     def may_begin(self) -> bool:
@@ -300,7 +309,8 @@ def _read_end(request: Any, exc_info: Any, *, is_cancelling: bool) -> tuple[RunE
         error = _error_of(exc, exc_info.traceback, request.task.backoff_options)
     if ended.decision is None:
         was_ended = ended.end.is_crash or isinstance(exc, Terminated)
-        is_cold = is_cancelling or is_set(state.should_terminate)
+        code = state.should_terminate  # True or an exit code, which may be 0
+        is_cold = is_cancelling or (code is not None and code is not False)
         if (is_cold and was_ended) or (is_stopping() and ended.end is End.PROCESS_LOST):
             return RunEnd(End.CANCELLED), error
     return ended, error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import shutil
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -48,7 +49,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         self._keeper = Keeper()
         self._receiver = c.sqs_receiver = Receiver(c, self._keeper)
         consume.install(c, self._receiver)
-        self._keeper.pulse.check("the gates", c.sqs_receiver.gates.fault)
+        self._keeper.pulse.check("the gates", self._receiver.gates.fault)
         self._has_introduced_itself = False
         self._wake_event_loop: Callable[[], None] = lambda: None
         signals.worker_shutting_down.connect(self._notice_shutdown)
@@ -88,14 +89,14 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
     def shutdown(self, c: Any) -> None:
         """Run after the pool has stopped: whatever will be settled has been."""
         atexit.unregister(self.shutdown)
-        c.sqs_receiver.gates.stop()
+        self._receiver.gates.stop()
         for request in active_requests():
             if isinstance(request, BackoffRequest):
                 request.cut_short()
         self._keeper.stop(FLUSH_TIMEOUT_SECONDS)
-        c.sqs_receiver.gates.hand_over()
+        self._receiver.gates.hand_over()
         self._observation.stop()
-        c.sqs_receiver.lost_flags.clear()
+        shutil.rmtree(self._receiver.lost_flags, ignore_errors=True)
 
     def _notice_shutdown(self, **_: object) -> None:
         """Wake the event loop, so that it sees the stop flag that Celery sets after this.
