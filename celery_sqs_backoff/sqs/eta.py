@@ -1,7 +1,7 @@
 """A task that is not due yet waits on SQS, not in a worker's memory.
 
 At publishing, a countdown is SQS's own DelaySeconds as far as that goes (900 s, standard queues):
-it costs no receive, and such a message is not in flight. What is left when a worker receives the
+it costs no receive, and the message is not in flight. The rest when a worker receives the
 message is a visibility timeout, which costs a receive for every 12 hours.
 """
 
@@ -50,7 +50,7 @@ def deferrals(
     Arguments:
         eta: when the task is due, seconds since the epoch.
         sent_at: when SQS got the message.
-        held_seconds: a worker waits for so long itself rather than give the message back.
+        held_seconds: a worker waits for this long rather than give the message back.
         first_received_at: when the waiting began. ``None``: not known; then SQS is taken to have
             delayed the message for as long as it can, which it does not on a FIFO queue, nor for a
             sender that did not ask.

@@ -99,7 +99,7 @@ class Hidden(Generic[K]):
     def to_probe_with(self, now: float) -> K | None:
         """Return the message that was received least.
 
-        One whose next receive is its last serves if there is no other.
+        A message before its last receive serves if there is no other.
         """
         ready = [
             (recall.next_is_last, recall.receives, ticket, message)

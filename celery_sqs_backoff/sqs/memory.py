@@ -20,7 +20,8 @@ T = TypeVar("T")
 #: in flight: of fewer, messages that are hidden and received in a circle would all be forgotten.
 _SIZE = MAX_IN_FLIGHT_MESSAGES
 
-#: Given-up messages whose record is remembered with its texts; of older ones only the facts are.
+#: Given-up messages with a record that is remembered with its texts; of older ones only the facts
+#: are.
 _WITH_TEXTS = 200
 
 #: Longer texts are not remembered at all.
@@ -33,7 +34,7 @@ class Memory:
     Others read the attributes, and change them by the methods.
 
     Attributes:
-        fates: of settled messages: the facts that one is to carry to the dead-letter queue;
+        fates: of settled messages: the facts for its dead letter;
             ``None``: it is done.
         crashes: runs that ended with their process.
         times_given_back: receives after which the message was given back without having been run.
@@ -50,7 +51,7 @@ class Memory:
         self.due_since: OrderedDict[str, float] = OrderedDict()
 
     def settled(self, message_id: str, record: DeadLetterRecord | None) -> None:
-        """Note that a message is done, or with a record, that it is to be a dead letter."""
+        """Note that a message is done, or with a record, that it becomes a dead letter."""
         with self._lock:
             if record is None:
                 self._with_texts.pop(message_id, None)
@@ -62,7 +63,7 @@ class Memory:
             _remember(self.fates, message_id, record)
 
     def record_of(self, message_id: str) -> DeadLetterRecord | None:
-        """Return the record of a message that is to be a dead letter."""
+        """Return the record of a message that becomes a dead letter."""
         return self._with_texts.get(message_id) or self.fates.get(message_id)
 
     def count_crash(self, message_id: str) -> int:

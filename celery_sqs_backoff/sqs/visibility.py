@@ -20,7 +20,7 @@ _RETENTION_MARGIN_SECONDS: Final = 300
 def longest_delay(delivery: Delivery, *, now: float) -> int:
     """Return the most seconds, at least 1, that the message may be hidden from ``now`` on.
 
-    What is left of SQS's 12 hours since the receive, and of the queue's retention period.
+    The rest of SQS's 12 hours since the receive, and of the queue's retention period.
     """
     longest = (
         MAX_VISIBILITY_TIMEOUT_SECONDS
@@ -33,7 +33,7 @@ def longest_delay(delivery: Delivery, *, now: float) -> int:
 
 
 def visibility_delay(delay: float, delivery: Delivery, *, now: float) -> int:
-    """Turn a drawn delay into what SQS is asked for: whole seconds, at least 1, and allowed.
+    """Turn a drawn delay into a visibility timeout: whole seconds, at least 1, and allowed.
 
     Rounds up, so that a draw spread over (0, n] is spread evenly over 1..n.
     """

@@ -23,7 +23,7 @@ from .providers import Gate
 logger = get_logger(__name__)
 
 #: A task that is due within this time is held here. A later one goes back to SQS, because messages
-#: that are held use up the 100 places for those that wait.
+#: that are held use up the 100 places for messages that wait.
 _LONGEST_HELD_SECONDS = 15.0
 
 
@@ -55,13 +55,13 @@ class Admission:
         """Say whether a message runs, and settle it if not. The first reason counts.
 
         Asked when the message is received; when Celery has found its task, if that has a provider;
-        and when the task is to start, if Celery made it wait. Whether the message is still the
+        and when the task starts, if Celery made it wait. Whether the message is still the
         worker's is asked again at the very moment of the start, see :meth:`.lease.Lease.may_start`.
 
         ====================  ==========================================  ==========================
         reason                sign                                        what becomes of it
         ====================  ==========================================  ==========================
-        stopping              the worker receives no more                 given back
+        stopping              the worker receives nothing                given back
         known, or lost        this worker has settled it, or goes on      nothing
                               with an earlier receive; or it was lost
         ignored               the app's adapter says so                   deleted
@@ -77,7 +77,7 @@ class Admission:
         ====================  ==========================================  ==========================
 
         Arguments:
-            starts: whether the task is to start now; else Celery makes it wait first.
+            starts: whether the task starts now; else Celery makes it wait first.
         """
         delivery, now = lease.delivery, time.time()
         if not self.is_open:
@@ -106,7 +106,7 @@ class Admission:
     def _waits_for_provider(self, lease: Lease, gate: Gate, starts: bool) -> bool:
         """Return whether the message's provider keeps it back.
 
-        A task that Celery makes wait is asked for again when it is to start. A gate that lets it
+        A task that Celery makes wait is asked for again when it starts. A gate that lets it
         pass now is no use to it, because the provider may be down by then.
         """
         options = lease.options

@@ -1,6 +1,6 @@
-"""The cheap half of ``celery sqs-doctor``, at a worker's start: one log line per rule, no more.
+"""The cheap half of ``celery sqs-doctor``, at a worker's start: one log line per rule.
 
-It asks nobody: it has the attributes that the worker has read, and those of no dead-letter queue.
+It makes no call. It has the attributes that the worker has read, none of a dead-letter queue.
 It runs in a thread of its own, and whatever fails there is logged: it never stops the worker.
 """
 
@@ -30,11 +30,11 @@ _LEVELS: Final = {
 
 
 def start_check_up(app: Any, queues: Iterable[tuple[str, Queue]]) -> None:
-    """Check in a thread, and log what is found.
+    """Check in a thread, and log the findings.
 
     Args:
         app: the Celery app.
-        queues: those that the worker consumes, with their names in Celery.
+        queues: the ones that the worker consumes, with their names in Celery.
     """
     if start_daemon("sqs-check-up", functools.partial(_run, app, list(queues))) is None:
         logger.warning("sqs_backoff.no_thread_left: the settings are not checked")
@@ -45,7 +45,7 @@ def _run(app: Any, queues: list[tuple[str, Queue]]) -> None:
         for severity, line in check_up(app, queues):
             logger.log(_LEVELS[severity], "sqs_backoff.finding: %s", line)
     except Exception as exc:  # noqa: BLE001
-        # A bug of ours, or settings that nobody thought of: the worker works all the same.
+        # A bug of ours, or settings of an unknown kind: the worker works nevertheless.
         logger.error("sqs_backoff.check_up_failed: %s", error_site(exc, calls=BUG_CALLS))
 
 

@@ -1,7 +1,7 @@
-"""What the worker replaces on Celery's consumer and on kombu's channel.
+"""The parts that the worker replaces on Celery's consumer and on kombu's channel.
 
-Celery acks (deletes) what it cannot decode, and rejects (kombu 5.7: deletes, where the queue has
-no redrive policy) what it does not know, after logging the whole body. A worker of yesterday's
+Celery acks (deletes) a message that it cannot decode, and rejects (kombu 5.7: deletes, where the
+queue has no redrive policy) an unknown one, after logging the whole body. A worker of yesterday's
 release, though, does not know today's tasks; and the body is the user's.
 """
 
@@ -90,7 +90,7 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
 
 
 def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
-    """Admit once more what Celery made wait, and hand to the pool only what is still ours."""
+    """Admit again the messages that Celery made wait, and hand only our own to the pool."""
     hand_to_pool: Callable[[Any], object] = consumer.on_task_request
 
     def on_task_request(request: Any) -> None:

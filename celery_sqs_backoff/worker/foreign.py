@@ -13,7 +13,7 @@ from ..foreign import IGNORE, Adapter
 from ..text import nests_too_deep
 from .payload import NotUnderstood
 
-#: The payload of a message that there is nothing to do for.
+#: The payload of a message that needs no task.
 IGNORED: Final[dict[str, Any]] = {}
 
 
@@ -73,7 +73,7 @@ class Foreign:
             return self._payload(task, list(args), dict(kwargs), message["MessageId"], queue)
         except NotUnderstood:
             raise
-        except Exception as exc:  # noqa: BLE001  # what it returned may do anything, or be too deep
+        except Exception as exc:  # noqa: BLE001  # its result may do anything, or be too deep
             raise NotUnderstood(
                 f"the adapter returned no (task, args, kwargs) in JSON ({type(exc).__name__})"
             ) from None

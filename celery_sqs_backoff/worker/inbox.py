@@ -24,7 +24,7 @@ class Inbox:
     Arguments:
         deliver: gives a message to Celery, in its loop. It must not raise.
         window: knows whether a process is free, and tells when a message is settled.
-        hub: Celery's event loop. ``None``: Celery has none and calls :meth:`drain_events` instead.
+        hub: Celery's event loop. ``None``: Celery calls :meth:`drain_events` instead.
         one_at_a_time: whether delivering a task may block the loop until it ends (solo, gevent).
         pulse: is told each time that Celery looks for messages, where it has no event loop.
     """
@@ -56,7 +56,7 @@ class Inbox:
         self.wake()
 
     def wake(self) -> None:
-        """Deliver soon what can be delivered; from any thread.
+        """Deliver soon the messages that can be delivered; from any thread.
 
         Raises:
             Exception: the event loop does not take callbacks.

@@ -3,7 +3,7 @@
 One thread waits for the next call that the settlement table has due. Idle threads of the process
 make the calls through the port, and enter the results. The table decides which calls may be under
 way at a time: per queue one about visibility, and some removals. A call that hangs holds up its own
-queue only, because its thread is taken out of the others' until it ends.
+queue only, because its thread is not used for other calls until it ends.
 """
 
 from __future__ import annotations
@@ -83,16 +83,17 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._waits_until: float | None = None  # while the thread waits
         self._stopping = False
-        #: For whoever observes this worker.
+        #: For the observers of this worker.
         self.events = make_logged_events()
         self.pulse = Pulse()
 
-    # What the worker's other threads call. Nothing here blocks on SQS.
+    # For the worker's other threads. No method here blocks on SQS.
 
     def hold(self, lease: Lease) -> None:
-        """Renew the lease from now on, until it is settled.
+        """Renew the lease until it is settled.
 
-        If this worker has the message already, or is done with it, the lease is settled at once.
+        If this worker has the message already, or is done with it, the lease is settled
+        immediately.
         """
         with self.lock:
             self._calls[lease.queue.url] = lease.calls
@@ -175,9 +176,10 @@ class Keeper:
         self.pulse.check(_NAME, self._fault)
 
     def stop(self, timeout_seconds: float) -> None:
-        """Give back what is held, send what is waiting, end the threads.
+        """Give back the held messages, make the waiting calls, end the threads.
 
-        What SQS does not take within ``timeout_seconds`` is left to the visibility timeout.
+        Settlements that SQS does not take within ``timeout_seconds`` are left to the visibility
+        timeout.
         """
         for lease in self.held():
             lease.release()
@@ -191,12 +193,12 @@ class Keeper:
             )
 
     def carry_out_late(self) -> None:
-        """Carry out in this thread what is settled after the keeper's own threads have ended."""
+        """Carry out, in this thread, settlements that come after the end of the keeper's own."""
         while self._stopping and (call := self.next_call()) is not None:
             self.perform(call)
 
     def flush(self, timeout_seconds: float) -> int:
-        """Send what is waiting, and end the threads; return what SQS has not confirmed in time."""
+        """Make the waiting calls, end the threads; return how many settlements are unconfirmed."""
         with self.lock:
             self._stopping = True
             self._table.hurry(self.clock())
@@ -213,7 +215,7 @@ class Keeper:
         """Start the thread, if it does not run."""
         if self._thread is None or not self._thread.is_alive():
             thread = threading.Thread(target=self._run, name="sqs-keeper", daemon=True)
-            thread.start()  # without it nothing is renewed: let it raise
+            thread.start()  # without it no lease is renewed: let it raise
             self._thread = thread
 
     def _join_thread(self, timeout_seconds: float) -> None:
@@ -226,7 +228,7 @@ class Keeper:
         return None if is_alive else "the keeper has died"
 
     def _look(self) -> None:
-        """Wake the thread if a call is due before it would look, or if it is to end."""
+        """Wake the thread if a call is due before it would look, or if it must end."""
         is_over = self._stopping and not self.waiting
         until = self._waits_until
         if until is not None and (is_over or self._table.next_at() < until):
@@ -241,7 +243,7 @@ class Keeper:
                     self._hand_out(call)
                     continue
             except Exception as exc:  # noqa: BLE001
-                # A bug. Without this thread nothing would be renewed or settled any more.
+                # A bug. Without this thread no message would be renewed or settled.
                 logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
                 time.sleep(_AFTER_BUG_SECONDS)
             with self.lock:
@@ -269,7 +271,7 @@ class Keeper:
         return call
 
     def next_at(self) -> float:
-        """Return when ``next_call`` is worth calling, by the clock; infinity: nothing waits."""
+        """Return when ``next_call`` is worth calling, by the clock; infinity: no call waits."""
         with self.lock:
             return self._table.next_at()
 
@@ -285,12 +287,12 @@ class Keeper:
         try:
             self.enter(call, results)
         except Exception as exc:  # noqa: BLE001
-            # A bug. The thread has other messages to see to; those of this call come back when
+            # A bug. The thread has other messages to see to; the ones of this call come back when
             # their visibility timeout ends.
             logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
 
     def enter(self, call: Call, results: Sequence[Failure | None]) -> None:
-        """Enter the results of a call that was taken by ``next_call``."""
+        """Enter the results of a call taken by ``next_call``."""
         with self.lock:
             self._table.answered(call, results, self.clock())
             self._look()
@@ -328,12 +330,12 @@ class Keeper:
             self._drop_if_not_running(lease)
             lease.free_place()
         elif not lease.handed_to_pool():
-            lease.lose()  # another worker may start it; if none does, it comes back
+            lease.lose()  # another worker may start it; else it comes back
         lease.tell_of_loss()
 
     def _drop_if_not_running(self, lease: Lease) -> None:
         with self.lock:
-            is_lost = lease.state is State.LOST  # and was not received again by now
+            is_lost = lease.state is State.LOST  # and was not received again
             if is_lost and not lease.handed_to_pool():
                 self._table.forget(lease)
                 self.memory.count_given_back(lease.message_id)
@@ -343,7 +345,7 @@ def carry_out(call: Call, port: Calls) -> list[Failure | None]:
     """Make a call.
 
     Arguments:
-        call: what the table said is due.
+        call: the call that is due.
         port: of the queue of the call's messages.
 
     Returns:
@@ -365,7 +367,7 @@ def _send(port: Calls, entries: Sequence[Entry]) -> list[Failure | None]:
     for position, entry in enumerate(entries):
         try:
             letters.append((position, _dead_letter(entry)))
-        except Exception as exc:  # noqa: BLE001  # attributes of a kind that we do not know
+        except Exception as exc:  # noqa: BLE001  # attributes of an unknown kind
             results[position] = Failure(Kind.BAD_ENTRY, type(exc).__name__)
     for batch in batches(letters):
         sent = port.on(dlq_url).send([letter for _, letter in batch])

@@ -37,7 +37,7 @@ _MIN_RENEWAL_SECONDS = 10
 #: SQS counts its 12 hours from before the worker saw the message: the long poll, and some network.
 _TWELVE_HOURS_MARGIN_SECONDS = MAX_WAIT_TIME_SECONDS + 40
 
-#: Callers that ask for a delay have kept the margin above. Here it must not be cut once more.
+#: Callers that ask for a delay have kept the margin above. Here it must not be cut again.
 _HIDING_MARGIN_SECONDS = MAX_WAIT_TIME_SECONDS + 20
 
 #: A renewal comes when this share of the visibility timeout is over, so two more tries fit.
@@ -49,7 +49,7 @@ _TRANSIENT_FAILURES = 3
 _FIRST_KEEP_HIDDEN_SECONDS = 30
 _MAX_KEEP_HIDDEN_SECONDS = 900
 
-#: A queue whose own visibility timeout is 0 would hand a message out again immediately, so a
+#: A queue with a visibility timeout of 0 would hand a message out again immediately, so a
 #: receive must ask for this instead.
 _INSTEAD_OF_NO_TIMEOUT_SECONDS = 30
 
@@ -111,8 +111,9 @@ def _do_nothing() -> None:
 class Lease:
     """One received message, held until it is settled once.
 
-    Settling says what to ask of SQS; the keeper asks. The first settlement wins, and a later one
-    returns ``False``. No method blocks or raises. Times are seconds of the keeper's clock.
+    A settlement is a new state, and the keeper makes its calls. The first settlement wins, and a
+    later one returns ``False``. No method blocks or raises. Times are seconds of the keeper's
+    clock.
 
     Arguments:
         queue: the queue's attributes.
@@ -123,7 +124,7 @@ class Lease:
         received_at: when the worker saw the message.
         keeper: carries out the settlement; notified once, in the settling thread.
         free: releases the message's place in the prefetch window; called once.
-        hidden_seconds: what the receive asked for; ``None``: the queue's visibility timeout.
+        hidden_seconds: of the receive; ``None``: the queue's visibility timeout.
     """
 
     queue: Queue
@@ -140,7 +141,7 @@ class Lease:
     #: The newest receipt handle, and kombu's delivery tag: the handle of this receive.
     handle: str = field(init=False)
     tag: str = field(init=False)
-    #: What the table knows the message by.
+    #: The message's key in the table.
     key: tuple[str, str] = field(init=False)
 
     # On its way to the pool
@@ -154,17 +155,17 @@ class Lease:
     options: Options | None = None
     #: Of its task's provider, once Celery has found the task.
     gate: Gate | None = None
-    #: For its ETA or a rate limit. Then it is admitted again when it is to start.
+    #: For its ETA or a rate limit. Then it is admitted again when it starts.
     waits_in_celery: bool = False
     #: Continues where it had to wait for its provider; ``None`` delivers it to Celery.
     go_on: Callable[[], object] | None = None
-    #: Why its request is to give it up instead of running it.
+    #: Why its request gives it up instead of running it.
     refused: GiveUpReason | None = None
     #: Returns whether the task may be running. The worker asks when the connection is lost.
     handed_to_pool: Callable[[], bool] = _no
     #: Called once when another worker may have the message. Must not block.
     on_lost: Callable[[], None] | None = None
-    #: Its slot at its provider's rate; ``None``: it has none, or its task has begun.
+    #: Its slot at its provider's rate; ``None``: it has no slot, or its task has begun.
     slot_at: float | None = None
     #: Whether it waits for its turn at a provider that recovers.
     awaits_turn: bool = False
@@ -179,7 +180,7 @@ class Lease:
     is_entered: bool = False
     visible_at: float = 0.0
     renew_at: float = 0.0
-    #: HIDE, BRING_FORWARD, GIVE_BACK: when the message is to be seen again.
+    #: HIDE, BRING_FORWARD, GIVE_BACK: when the message should be seen again.
     due_at: float = field(init=False)
     #: HIDE: what allows this worker to bring it forward later.
     recall: Recall | None = None
@@ -209,7 +210,7 @@ class Lease:
         return self.state is not State.HELD
 
     def may_start(self) -> bool:
-        """Return whether the message is surely this worker's, now that its task is to start.
+        """Return whether the message is surely this worker's, as its task starts now.
 
         A process that was stopped for longer than the visibility timeout (``docker pause``, a
         machine that was suspended) goes on before the keeper has noticed.
@@ -221,7 +222,7 @@ class Lease:
     # Settling
 
     def done(self) -> bool:
-        """Delete the message: its task is finished. If it was lost, this worker runs it no more."""
+        """Delete the message: its task is finished. This worker does not run it again."""
         return self._settle(State.DELETE, is_finished=True)
 
     def drop(self) -> bool:
@@ -229,7 +230,7 @@ class Lease:
         return self._settle(State.DELETE)
 
     def defer(self, seconds: float) -> bool:
-        """Hide the message for ``seconds`` from now on."""
+        """Hide the message for ``seconds``."""
         return self._settle(State.HIDE, due_at=self.keeper.clock() + seconds)
 
     def release(self) -> bool:
@@ -237,7 +238,7 @@ class Lease:
         return self._settle(State.GIVE_BACK, due_at=self.keeper.clock())
 
     def give_back(self, *, until: float | None = None, was_due: bool = False) -> bool:
-        """Give back a message whose task has not been started: this receive was no attempt.
+        """Give back a message without starting its task: this receive was no attempt.
 
         Arguments:
             until: hide it until then. ``None``: show it immediately.
@@ -255,7 +256,7 @@ class Lease:
         return self._settle(State.DEAD_LETTER, record=record)
 
     def lose(self) -> None:
-        """Settle nothing any more, because another worker may have the message. Tell the task."""
+        """Make no further call, because another worker may have the message. Tell the task."""
         if self.become(State.LOST, may_be_lost=True):
             self.keeper.settled(self)
             self.tell_of_loss()
@@ -303,7 +304,7 @@ class Lease:
 
         Returns:
             The state before. ``HELD``: this call has settled or lost it. ``LOST``: its run has
-            ended now. ``None``: it was settled or lost before, and this call changed nothing.
+            ended now. ``None``: it was settled or lost before, and this call had no effect.
         """
         with self.guard:
             was = self.state
@@ -336,7 +337,7 @@ class Lease:
         self.body, self.message, self.payload = "", {}, None
         self.handed_to_pool, self.on_lost, self.go_on = _no, None, None
 
-    # What to ask SQS for
+    # The timeouts to ask for
 
     @property
     def is_hiding(self) -> bool:
@@ -351,12 +352,12 @@ class Lease:
     def may_be_visible(self, now: float) -> bool:
         """Return whether a change could end or extend the hold of another worker.
 
-        Also if an earlier call whose response was lost may have taken effect and expired.
+        Also if an earlier call without a response may have taken effect and expired.
         """
         return self.may_be_lost or now >= self.visible_at or (self.in_doubt and now >= self.due_at)
 
     def seconds_to_hide(self, now: float) -> int:
-        """Return what to ask SQS for at a settlement: 0 to show the message, else at least 1."""
+        """Return the timeout to ask for at a settlement: 0 to show the message, else at least 1."""
         if self.state is State.GIVE_BACK:
             return 0
         least = 1 if self.state is State.HIDE else 0
@@ -364,11 +365,11 @@ class Lease:
         return max(least, min(math.ceil(self.due_at - now), left))
 
     def seconds_to_renew(self, now: float, spread_seconds: int) -> int:
-        """Return what to ask SQS for at a renewal; 0 or less when the 12 hours are used up.
+        """Return the timeout to ask for at a renewal; 0 or less when the 12 hours are used up.
 
         Arguments:
             now: the time.
-            spread_seconds: ask for so much, if the queue has many messages to renew.
+            spread_seconds: the least to ask for, as the queue has many messages to renew.
         """
         least = self.queue.visibility_timeout_seconds
         seconds = max(least, _MIN_RENEWAL_SECONDS, spread_seconds)

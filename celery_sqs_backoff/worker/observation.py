@@ -1,4 +1,4 @@
-"""The observers of one worker, each a listener of its events: what the app's settings ask for."""
+"""The observers of one worker, each a listener of its events, as the app's settings ask."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: What the heartbeat calls Celery's loop.
+#: The heartbeat's name of Celery's loop.
 EVENT_LOOP = "Celery's event loop"
 
 #: Between two tries to have the port.
@@ -50,11 +50,11 @@ class Observation:
     """Starts the observers. The settings, in the app's ``sqs_backoff``:
 
     ``heartbeat``: path of the heartbeat file; ``prometheus_port`` and ``prometheus_host``: where
-    metrics and health are served; ``status=False``: nothing is written to the store for
+    metrics and health are served; ``status=False``: the worker writes no record to the store for
     ``sqs-status``.
 
     Nothing that fails here stops the worker: a port that is taken, or a library that is missing or
-    half set up, is logged, and the others start.
+    half set up, is logged, and the other ones start.
 
     Args:
         app: the Celery app.
@@ -139,7 +139,7 @@ class Observation:
             pause = _INTERVAL_SECONDS
 
     def now(self) -> WorkerNow:
-        """Return what the worker knows at this moment of its queues and providers."""
+        """Return the worker's present knowledge of its queues and providers."""
         sent_at: dict[str, list[float | None]] = defaultdict(list)
         for lease in self._receiver.keeper.held():
             sent_at[lease.queue.name].append(lease.delivery.sent_at)
@@ -196,7 +196,7 @@ class Observation:
         return None
 
     def _page(self) -> Callable[[], tuple[bytes, str]] | None:
-        """Return what makes the page of metrics; ``None``: the library is missing."""
+        """Return a function that makes the page of metrics; ``None``: the library is missing."""
         try:
             from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
         except ImportError as exc:

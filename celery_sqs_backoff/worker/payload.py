@@ -35,7 +35,7 @@ def celery_payload(body: str) -> dict[str, Any] | None:
         or one without kombu's fields.
 
     Raises:
-        NotUnderstood: it has kombu's fields, but they cannot be those of a task.
+        NotUnderstood: it has kombu's fields, but they do not describe a task.
     """
     found = load_body(body, kombu_loads)
     if found is None or "properties" not in found or "body" not in found:
@@ -56,7 +56,7 @@ def celery_payload(body: str) -> dict[str, Any] | None:
 
 
 def check_headers(headers: Mapping[str, Any]) -> None:
-    """Check what Celery's main process takes for granted in headers.
+    """Check the types that Celery's main process takes for granted in headers.
 
     Raises:
         NotUnderstood: one of them is of the wrong type.
@@ -77,7 +77,7 @@ def check_headers(headers: Mapping[str, Any]) -> None:
 def check_call(payload: Any) -> None:
     """Refuse arguments that would make Celery fail in the pool, before the task's own code.
 
-    There gevent, eventlet and threads report nothing, so the message would be held, and its place
+    There gevent, eventlet and threads make no report, so the message would be held, and its place
     taken, as long as the worker lives; and a failure that Celery takes for a success is deleted.
 
     Arguments:
@@ -112,7 +112,7 @@ def _is_time_limit(limits: Any) -> bool:
 
 
 #: The headers that Celery's main process works with, and the types that it takes for granted.
-#: ``None``, or none, is right for all of them.
+#: ``None``, or no value, is right for all of them.
 #: https://docs.celeryq.dev/en/stable/internals/protocol.html
 _HEADERS: Final[dict[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(("task", "id", "root_id", "parent_id", "group", "shadow", "lang"), str),
@@ -125,7 +125,7 @@ _HEADERS: Final[dict[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(("stamps",), dict),
 }
 
-#: The texts beside the headers, and where in the properties they are.
+#: The texts outside of the headers, and where in the properties they are.
 _TEXTS: Final = (
     ("content-type", None),
     ("content-encoding", None),

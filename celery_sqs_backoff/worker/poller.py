@@ -57,8 +57,8 @@ class Poller:
             then while there is no room for one.
         take: gets the messages of a response, in the poller's thread; see
             :meth:`~.receive.Receiver.take`.
-        wait_seconds: of the long poll; 0 = the user wants none.
-        pause_seconds: between two receives that bring nothing, where they do not wait.
+        wait_seconds: of the long poll; 0 = the user wants no long poll.
+        pause_seconds: between two receives that bring no message, where they do not wait.
         rng: for the jitter of pauses.
     """
 
@@ -86,7 +86,7 @@ class Poller:
         self._thread_name = f"sqs-poll-{self.queue}"
         self._calls = calls
         # One message per receive on a FIFO queue. SQS hands out no other message of its group until
-        # that one is deleted or visible again, so the queue itself keeps the order of each group.
+        # it is deleted or visible again, so the queue itself keeps the order of each group.
         self._most = 1 if url.endswith(".fifo") else MAX_BATCH_ENTRIES
         self._wait_seconds = wait_seconds
         self._pause_seconds = pause_seconds
@@ -96,7 +96,7 @@ class Poller:
         self._stopped = threading.Event()
         self._stopped.set()
         self._main: threading.Thread | None = None
-        self._helpers = 0  # threads that receive beside the main one
+        self._helpers = 0  # threads that receive in addition to the main one
 
     def start(self) -> None:
         """Start receiving. A call that is still in flight is kept."""
@@ -104,7 +104,7 @@ class Poller:
             self._stopped.clear()
             if self._main is None or not self._main.is_alive():
                 self._main = threading.Thread(target=self._run, name=self._thread_name, daemon=True)
-                self._main.start()  # without it, nothing is received: let it raise
+                self._main.start()  # without it no message is received: let it raise
         limit = self._wait_seconds + self._pause_seconds + _LONGEST_TURN_SECONDS
         self._pulse.watch(self._name, limit_seconds=limit, is_alive=self._is_alive)
 
@@ -130,7 +130,7 @@ class Poller:
             return True
 
     def _help(self) -> None:
-        """Receive beside the main thread, as long as the queue has a backlog and there is room."""
+        """Help the main thread, as long as the queue has a backlog and there is room."""
         name = f"{self._name}, thread {threading.get_ident()},"
         self._pulse.watch(name, limit_seconds=_LONGEST_TURN_SECONDS)
         self._survive(partial(self._receive_more, name))
@@ -201,7 +201,7 @@ class Poller:
                 visibility_timeout_seconds=hidden_seconds,
             )
             brought, seconds = len(received.messages), self._clock() - asked_at
-            failures = self._tell(received)  # before anything becomes of them
+            failures = self._tell(received)  # before they are settled
             if received.messages:
                 seconds_ago = max(0.0, seconds - wait_seconds - _ON_THE_WAY_SECONDS)
                 self._take(
@@ -213,11 +213,11 @@ class Poller:
             self._stopped.wait(_AFTER_FAILURE.delay(failures, self._rng))
         elif brought >= asked_for:
             self._start_helper()
-        elif not brought and is_main:  # a helper asks for no more by itself
+        elif not brought and is_main:  # only the main thread asks again
             self._pause(seconds)
 
     def _pause(self, seconds: float) -> None:
-        """Wait after a receive that brought nothing, unless it has waited itself."""
+        """Wait after a receive that brought no message, unless it has waited itself."""
         if not self._wait_seconds:
             self._stopped.wait(self._pause_seconds)
         elif seconds < _TOO_SOON_SECONDS:
@@ -231,4 +231,4 @@ class Poller:
             self._helpers += 1
         if call_in_time(self._help, seconds=0) is None:
             with self._lock:
-                self._helpers -= 1  # the machine has no thread left: the main one goes on by itself
+                self._helpers -= 1  # the machine has no thread left: the main one goes on alone

@@ -46,7 +46,7 @@ _READ_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class _Response:
-    """What the messages of one receive have in common; see :meth:`Receiver.take`."""
+    """The facts that all messages of one receive share; see :meth:`Receiver.take`."""
 
     name: str
     queue: Queue
@@ -104,7 +104,7 @@ class Receiver:
         self._leases: dict[str, Lease] = {}  # by delivery tag, until they are settled
 
     def attach(self, channel: Any) -> None:
-        """Deliver through this channel from now on. Call it before the channel consumes."""
+        """Deliver through this channel. Call it before the channel consumes."""
         self.channel = channel
         self.clients.attach(channel)
         self.inbox.clear()
@@ -117,7 +117,7 @@ class Receiver:
         )
 
     def pause(self) -> None:
-        """Stop receiving; give back messages that have not started, and those that still arrive."""
+        """Stop receiving; give back messages that have not started or that still arrive."""
         self.admission.is_open = False
         for poller in self._pollers.values():
             poller.stop()
@@ -152,13 +152,13 @@ class Receiver:
             self._pollers[name].stop()
 
     def _processes(self) -> int:
-        """Return how many tasks can run at once, counting processes that autoscale may add."""
+        """Return how many tasks can run at a time, counting processes that autoscale may add."""
         autoscaler = getattr(self.consumer.controller, "autoscaler", None)  # its limits may change
         most = 0 if autoscaler is None else int(autoscaler.max_concurrency)
         return max(upstream.pool_size(self.consumer.pool), most)
 
     def _room(self) -> int:
-        """Messages to bring forward at once: more than we run, for other workers run them too."""
+        """Return how many messages to bring forward. Other workers run some, so it is a lot."""
         if not self.admission.is_open:  # the pool may be gone
             return 0
         return 2 * self.window.startable_within(RECOVERY_LOOK_SECONDS)
@@ -166,7 +166,7 @@ class Receiver:
     # Queues
 
     def queue(self, url: str) -> Queue:
-        """Return what was last read of a queue; read it, if it never was."""
+        """Return a queue as it was last read; read it if it never was."""
         known = self._queues.get(url)
         return known[0] if known else self.read_queue(url)
 
@@ -210,7 +210,7 @@ class Receiver:
             try:
                 self._take(response, message)
             except Exception as exc:  # noqa: BLE001
-                # Left to its visibility timeout; the others of its batch are not.
+                # Left to its visibility timeout; the rest of its batch is not.
                 logger.error(
                     "sqs_backoff.take_failed: a message on %s: %s",
                     *(name, error_site(exc, calls=BUG_CALLS)),
@@ -227,11 +227,11 @@ class Receiver:
                 else:
                     self.inbox.put(lease)
         except Exception:  # a bug, or the user's hub: it is raised again, whatever it is
-            lease.lose()  # else it would be renewed, and take up its place, with nothing to run it
+            lease.lose()  # else it would be renewed, and take up its place, and never run
             raise
 
     def _read(self, name: str, message: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
-        """Return the payload, or why there is none."""
+        """Return the payload, or why it cannot be read."""
         why = "it is no Celery message"
         try:
             if (payload := celery_payload(message["Body"])) is not None:
@@ -312,7 +312,7 @@ class Receiver:
             if lease.go_on is not None:
                 lease.go_on()
             elif lease.source not in connection._callbacks:
-                # Its queue has been cancelled meanwhile ("cancel_consumer"). kombu would reject it
+                # Its queue has been cancelled ("cancel_consumer"). kombu would reject it
                 # on whatever channel it finds first, which need not be ours.
                 lease.give_back()
             else:
@@ -328,7 +328,7 @@ class Receiver:
 
 
 def name_among_workers(consumer: Any) -> str:
-    """Return this worker's name in a store. On SQS nobody warns of a node name that is taken."""
+    """Return this worker's name in a store. SQS does not warn of a node name that is taken."""
     return f"{consumer.hostname} {os.getpid()} {_MARK}"
 
 

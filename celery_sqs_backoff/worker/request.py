@@ -1,8 +1,8 @@
-"""A task on its way through the pool: what Celery calls, turned into how the run ended.
+"""A task on its way through the pool: Celery's callbacks, turned into how the run ended.
 
 All callbacks run in the worker's main process, most of them in its event loop. Each settles the
-message first and reports to Celery (results, hooks, signals, events) after that, contained: what
-fails there is logged, and changes nothing.
+message first and reports to Celery (results, hooks, signals, events) after that, contained: a
+failure there is logged, and has no effect.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BackendHangs(Exception):
 
 
 class SettledBeforeRun(Exception):
-    """The message of a request is no longer this worker's: there is nothing to run."""
+    """The message of a request is no longer this worker's: the task must not run."""
 
 
 class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
@@ -61,7 +61,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     acknowledged: bool  # Celery's: whether the message has been settled
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Celery generates a subclass per task whose ``on_success`` does not call ours."""
+        """Celery generates a subclass per task, and its ``on_success`` does not call ours."""
         super().__init_subclass__(**kwargs)
         if "on_success" in vars(cls):
             cls.on_success = _settling_first(cls.on_success)
@@ -75,7 +75,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             return
         lease.handed_to_pool = partial(was_handed_to_pool, self)
         lease.on_lost = self._on_lost
-        # The headers of a message never change, so these say what was true when it was first sent.
+        # The headers of a message never change, so these describe the first time that it was sent.
         earlier_runs = lease.delivery.earlier_runs
         self.retries: int = (self._request_dict.get("retries") or 0) + earlier_runs
         self._request_dict["retries"] = self.retries
@@ -87,7 +87,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 
     @property
     def request_dict(self) -> dict[str, Any]:
-        """What goes to the pool: with the delivery, which the tracer takes out again.
+        """The request for the pool, with the delivery, which the tracer takes out again.
 
         In the task's own ``self.request`` it would be taken for a custom header, and be copied to
         the tasks that this one sends.
@@ -150,7 +150,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             super().on_accepted(pid, time_accepted)
             return
         if begins_now and not self.may_begin():
-            lease.release()  # if it was lost: the run that was to come has ended
+            lease.release()  # if it was lost: its run will not begin
             raise SettledBeforeRun
         lease.slot_at = None  # it is used
         try:
@@ -158,14 +158,15 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         except Exception as exc:
             if not begins_now:
                 raise
-            # The pool would drop the run, and tell nobody.
+            # The pool would drop the run silently.
             self._end(RunEnd(End.NOT_BEGUN), ErrorText.of(exc, traceback=""), _exc_info(exc))
             raise SettledBeforeRun from exc
 
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> None:
         """End the run for a cold shutdown or after a lost connection, where the pool can.
 
-        Solo and threads cannot: there the task ends by itself. Celery's error would make it fail.
+        Solo and threads cannot: there the task ends without help. Celery's error would make it
+        fail.
         """
         self._cancelling = True  # first: eventlet's pool calls back before this returns
         try:
@@ -175,16 +176,16 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             logger.info("Task %s cannot be cancelled in this pool", _named(self))
 
     def cut_short(self) -> None:
-        """Settle a run that ends with the worker: another one may start the message at once."""
+        """Settle a run that ends with the worker: another one may start the message immediately."""
         if self.lease is not None:
             self._end(RunEnd(End.CANCELLED), _NO_ERROR, None)
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
-        # Celery 5.5 and 5.6 cancel all requests in one loop, which contains nothing.
+        # Celery 5.5 and 5.6 cancel all requests in one loop, which contains no error.
         _contained(self, partial(super()._announce_cancelled, *args, **kwargs))
         self._already_cancelled = True
 
-    # What Celery calls when a run has ended
+    # Celery's callbacks when a run has ended
 
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
@@ -196,7 +197,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self._end(ended, error, exc_info, send_failed_event, return_ok)
 
     def _success_was_stored(self) -> Any:
-        """Celery 5.7 asks this of a run whose process was lost, when its message is settled."""
+        """Celery 5.7 asks this when the message of a run without a process is settled."""
         return self.lease is None and super()._success_was_stored()
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
@@ -271,7 +272,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
                 _call_hooks(self, _raised(exc_info), exc_info)
 
     def _report_lost(self, exc_info: Any) -> None:
-        """Celery would raise a ``MemoryError`` again, and store nothing."""
+        """Celery would raise a ``MemoryError`` again, and store no result."""
         super().on_failure(exc_info)
 
 
@@ -296,7 +297,7 @@ def _read_end(request: Any, exc_info: Any, *, is_cancelling: bool) -> tuple[RunE
 
     Arguments:
         request: Celery's, of the run.
-        exc_info: what the pool reported.
+        exc_info: the pool's report.
         is_cancelling: the worker ends this run itself: a cold shutdown, or a lost connection.
     """
     exc, report = _raised(exc_info), report_of(exc_info)
@@ -336,9 +337,9 @@ def _end_by(exc: BaseException) -> End:
 
 
 def _error_of(exc: BaseException, traceback: str | None, options: Options) -> ErrorText:
-    """Describe what the task's process did not describe itself.
+    """Describe an error that the task's process did not describe.
 
-    The user's ``redact`` may take its time, and this process has none: where there is one, only
+    The user's ``redact`` may take its time, and this process has no time: with a ``redact`` only
     the exception's type is kept.
     """
     type_only = options.record_detail == TYPE_ONLY or options.redact is not None
@@ -346,7 +347,7 @@ def _error_of(exc: BaseException, traceback: str | None, options: Options) -> Er
 
 
 def _failure(exc_info: Any) -> Exception:
-    """What ended a run. Celery before 5.7 stores nothing of what is no ``Exception``."""
+    """Return the error of a run. Celery before 5.7 stores only subclasses of ``Exception``."""
     exc = _raised(exc_info)
     if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
         return exc
@@ -354,7 +355,7 @@ def _failure(exc_info: Any) -> Exception:
 
 
 def _announce_retry(request: BackoffRequest, exc: Exception, exc_info: Any, delay: int) -> None:
-    """What the task's own process says of a retry, for one that could not say it."""
+    """Announce a retry as the task's own process would, if it could not."""
     task, context = request.task, request._context
     if request.store_errors:
         _contained(request, _store_retry, request, exc, exc_info.traceback)
@@ -387,7 +388,7 @@ def _store_retry(request: BackoffRequest, exc: Exception, traceback: str) -> Non
 
 
 def _call_hooks(request: BackoffRequest, exc: BaseException, exc_info: Any) -> None:
-    """What the task's own process does when a task fails. Celery before 5.7 does not call them."""
+    """Call the hooks of a failed task as its own process would. Celery before 5.7 does not."""
     task, arguments = request.task, (request.id, request.args, request.kwargs, exc_info)
     task.request_stack.push(request._context)
     try:
@@ -406,10 +407,10 @@ def _named(request: BackoffRequest) -> str:
 
 
 def _contained(request: BackoffRequest, callback: Callable[..., object], *args: Any) -> None:
-    """Call what may fail (a result backend, a hook): the message has been settled."""
+    """Call code that may fail (a result backend, a hook): the message has been settled."""
     try:
         callback(*args)
-    except Exception as exc:  # noqa: BLE001  # Celery's and users' code; nobody would see it
+    except Exception as exc:  # noqa: BLE001  # Celery's and users' code; its error would be lost
         logger.error(
             "sqs_backoff.callback_failed: task %s: its message is settled all the same; %s",
             _named(request),

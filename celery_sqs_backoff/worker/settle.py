@@ -1,4 +1,4 @@
-"""From how a run ended to what is asked of its message's lease: one decision, told once."""
+"""From how a run ended to the settlement of its message: one decision, told once."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Settler:
         The first end of a run counts. For any other one this returns ``None``.
 
         Where something fails on the way (a store, a provider's gate), a message that has served is
-        deleted all the same, and any other comes back: it must not be held for good.
+        deleted nevertheless, and any other comes back: it must not be held for good.
         """
         if self._request.acknowledged:
             return None
@@ -115,7 +115,7 @@ class Settler:
             is_settled = self.lease.keeper.give_up(self.lease, record)
         else:
             is_settled = self.lease.done() if reason is None else self.lease.drop()
-        # Another worker tells what becomes of a message that was lost: it runs again there.
+        # A message that was lost runs again on another worker, which tells of it.
         if is_settled and reason is not None:
             is_kept = isinstance(settle, DeadLetter)
             self._emit_given_up(reason, settle.outcome, error, is_kept=is_kept)
@@ -124,7 +124,7 @@ class Settler:
         return settle
 
     def _goes_all_the_same(self, ended: RunEnd, settle: Settle) -> bool:
-        """Return whether the message goes although something is owed.
+        """Return whether the message goes although a duty is left.
 
         A run that raised may have done what must not be repeated. And at the next receive SQS would
         move the message itself, without its reason.
@@ -133,7 +133,7 @@ class Settler:
         return ended.end is End.RAISED or (isinstance(settle, DeadLetter) and is_last)
 
     def _take_back(self) -> bool:
-        """Let the task's extension do what is owed for the message; return whether that is done."""
+        """Let the task's extension do its duty for the message; return whether it did."""
         delivery, request = self.lease.delivery, self._request
         give_up = partial(
             request.task.extension.given_up,
@@ -193,7 +193,7 @@ class Settler:
         return replace(hide, seconds=seconds)
 
     def _must_park(self) -> bool:
-        """Return whether so many messages of the queue are in flight that none may be hidden.
+        """Return whether too many messages of the queue are in flight to hide another one.
 
         On a FIFO queue the rest of the message group would overtake a message that is parked.
         """

@@ -1,7 +1,7 @@
 """Messages that a worker holds or settles, and which calls to SQS are due for them: pure.
 
-``take`` returns the next call that is due, and ``answered`` enters what SQS said. Nothing in here
-does I/O, starts threads, or knows of Celery. One thread at a time may be in here.
+``take`` returns the next call that is due, and ``answered`` enters the response of SQS. The table
+does no I/O, starts no threads, and does not know Celery. One thread at a time may be in here.
 
 - A queue has at most one call about visibility under way, so a renewal cannot overtake a backoff.
 - A batch goes when it is full, or when its first entry has waited ``linger_seconds``.
@@ -56,7 +56,7 @@ _REFUSED = {Kind.DENIED, Kind.NO_QUEUE, Kind.UNSUPPORTED, Kind.LOCAL}
 _OF_ONE_ENTRY = {Kind.STALE_HANDLE, Kind.TOO_LONG, Kind.BAD_ENTRY}
 
 
-#: A call whose response was lost may have ended our hold.
+#: A call may have ended our hold although its response was lost.
 _IN_DOUBT = HIDING | {State.DELETE}
 
 _REMOVALS = {State.DELETE: Operation.DELETE, State.DEAD_LETTER: Operation.SEND}
@@ -94,7 +94,7 @@ class Entry:
 class Agenda(dict[Lease, float]):
     """Leases, each with the time at which it is due, in O(log n). A lease is in it once.
 
-    ``pop`` cancels a lease: what is left of it in the heap is skipped, and swept now and then.
+    ``pop`` cancels a lease. Its entry in the heap is skipped, and removed later.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Agenda(dict[Lease, float]):
         self._count = itertools.count()
 
     def put(self, lease: Lease, at: float) -> None:
-        """Plan a lease, or plan it anew."""
+        """Plan a lease, or change its plan."""
         self[lease] = at
         heapq.heappush(self.heap, (at, next(self._count), lease))
         if len(self.heap) > 2 * len(self) + 64:
@@ -111,7 +111,7 @@ class Agenda(dict[Lease, float]):
             heapq.heapify(self.heap)
 
     def first_at(self) -> float:
-        """Return when the first lease is due; infinity if there is none."""
+        """Return when the first lease is due; infinity if the agenda is empty."""
         while self.heap:
             at, _, lease = self.heap[0]
             if self.get(lease) == at:
@@ -120,7 +120,7 @@ class Agenda(dict[Lease, float]):
         return math.inf
 
     def take(self, until: float, at_most: int) -> list[Lease]:
-        """Remove and return the leases that are due by ``until``, the first ones first."""
+        """Remove and return leases that are due by ``until``, the first ones first."""
         leases: list[Lease] = []
         while self.heap and self.heap[0][0] <= until and len(leases) < at_most:
             at, _, lease = heapq.heappop(self.heap)
@@ -150,7 +150,7 @@ class Lane:
     failures: int = 0
     failed_by: Kind | None = None
     not_before: float = 0.0
-    #: When to look for a call; infinity: nothing waits, or no further call may be under way.
+    #: When to look for a call; infinity: no entry waits, or no further call may be under way.
     look_at: float = math.inf
 
 
@@ -170,7 +170,7 @@ class Call:
 
     Attributes:
         operation: the action.
-        url: the queue of the messages. A dead letter is sent to that one's ``dlq_url``.
+        url: the queue of the messages. A dead letter is sent to the ``dlq_url`` of that queue.
         entries: up to ten.
         asked_at: when.
         lane: where the results are entered.
@@ -222,7 +222,7 @@ class SettlementTable:
 
         Returns:
             The earlier lease on the same message, if it goes on with the newer receipt handle.
-            ``lease`` itself is not used then. ``None``: the message is held, to be run.
+            ``lease`` itself is not used then. ``None``: the message is held, and will run.
         """
         earlier = self._leases.get(lease.key)
         if earlier is not None:
@@ -241,7 +241,7 @@ class SettlementTable:
         return None
 
     def settled(self, lease: Lease, now: float) -> None:
-        """Enter what a message has become. The calls for it are due from now on."""
+        """Enter the new state of a message. The calls for it are due."""
         is_new = lease.key not in self._leases
         if is_new:
             self._leases[lease.key] = lease
@@ -257,7 +257,7 @@ class SettlementTable:
             self._plan_removal(lease, now)
 
     def bring_forward(self, lease: Lease, due_at: float, now: float) -> None:
-        """Let SQS show a hidden message at ``due_at``, earlier than by itself."""
+        """Let SQS show a hidden message at ``due_at``, earlier than planned."""
         if lease.state is State.HIDDEN:
             if lease.recall is not None:
                 lease.recall.among.discard(lease)
@@ -266,7 +266,7 @@ class SettlementTable:
             self.settled(lease, now)
 
     def room_to_bring_forward(self, most: int) -> int:
-        """Return how many more messages to bring forward, with those that SQS is asked for.
+        """Return how many more messages to bring forward, less the ones that SQS is asked for.
 
         One at a time while calls fail: each may leave its messages in doubt.
         """
@@ -328,13 +328,13 @@ class SettlementTable:
         return happened
 
     def next_at(self) -> float:
-        """Return when ``take`` is worth calling; infinity if there is nothing to wait for."""
+        """Return when ``take`` is worth calling; infinity if no call will be due."""
         # The first hold may have been cancelled. Then `take` drops it, and has no call.
         first = self._holds.heap[0][0] if self._holds.heap else math.inf
         return min(first, min(map(_LOOK_AT, self._lanes.values()), default=math.inf))
 
     def hurry(self, now: float) -> None:
-        """Let no batch wait for more entries from now on."""
+        """Let no batch wait for more entries."""
         self._linger = 0.0
         for lane in self._lanes.values():
             self._wake(lane)
@@ -375,7 +375,7 @@ class SettlementTable:
     def _fill(
         self, entries: list[Entry], lane: Lane, agenda: Agenda, now: float, *, early: float = 0.0
     ) -> None:
-        """Fill a call with what is due. All dead letters of one call go to one queue."""
+        """Fill a call with the due entries. All dead letters of one call go to one queue."""
         for lease in agenda.take(now + early, MAX_BATCH_ENTRIES - len(entries)):
             first = entries[0].lease if entries else lease
             is_alone = first is not lease and (lease.goes_alone or first.goes_alone)
@@ -385,7 +385,7 @@ class SettlementTable:
                 entries.append(entry)
 
     def _entry(self, lease: Lease, lane: Lane, now: float) -> Entry | None:
-        """Return what to ask SQS for a lease now; ``None`` if it is too late for that."""
+        """Return the entry to ask of SQS for a lease now; ``None`` if it is too late."""
         if lane.operation is Operation.DELETE:
             return Entry(lease, State.DELETE, lease.handle)
         if lane.operation is Operation.SEND:
@@ -528,7 +528,7 @@ class SettlementTable:
         lease.failures = tries
         at = now + self._row_pause(tries, failure, entry)
         if purpose in HIDING:
-            at = max(now, min(at, lease.visible_at))  # later it would end somebody else's hold
+            at = max(now, min(at, lease.visible_at))  # later it would end another worker's hold
         self._again(entry, at)
 
     def _row_pause(self, tries: int, failure: Failure, entry: Entry) -> float:
@@ -537,8 +537,8 @@ class SettlementTable:
     def _pause(self, tries: int, failure: Failure, entry: Entry) -> float:
         """Return the seconds before another try.
 
-        After a transient failure at most a tenth of the visibility timeout: what is settled next
-        waits in the same lane, and must not be received again because of an outage that is over.
+        After a transient failure at most a tenth of the visibility timeout: the next settlement
+        waits in the same lane, and must not be received again because of a past outage.
         """
         timeout = entry.lease.queue.visibility_timeout_seconds
         if entry.purpose is State.DEAD_LETTER:
@@ -554,7 +554,7 @@ class SettlementTable:
     # Leases and lanes
 
     def _too_late(self, lease: Lease, purpose: State, failure: Failure | None = None) -> None:
-        """Ask nothing of SQS any more. A message that was to be seen earlier comes back anyway."""
+        """Make no further call for a lease, and tell observers unless it comes back anyway."""
         self.forget(lease)
         if purpose is not State.BRING_FORWARD:
             self.events.append(
@@ -601,7 +601,7 @@ class SettlementTable:
         self._wake(lane)
 
     def _again(self, entry: Entry, at: float) -> None:
-        """Put a lease back where the entry came from, unless it was settled meanwhile."""
+        """Put a lease back where the entry came from, unless it was settled since."""
         if entry.purpose in _REMOVALS:
             self._plan_removal(entry.lease, at)
         elif entry.purpose is not State.HELD or not entry.lease.is_hiding:
@@ -610,8 +610,8 @@ class SettlementTable:
     def _wake(self, lane: Lane) -> None:
         """Note when to look at a lane for a call.
 
-        A renewal is due by itself. A settlement waits a little for others, unless ten wait already,
-        be it after a failure.
+        A renewal is due alone. A settlement waits a little for others, unless ten wait
+        already, be it after a failure.
         """
         lane.look_at = math.inf
         if lane.under_way < lane.capacity:
@@ -625,5 +625,5 @@ class SettlementTable:
 
 
 def is_of_lane(failure: Failure | None) -> bool:
-    """Whether the call failed for a reason that none of its entries is."""
+    """Whether the call failed for a reason other than one of its entries."""
     return failure is not None and failure.is_of_call and failure.kind not in _OF_ONE_ENTRY

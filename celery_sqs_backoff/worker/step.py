@@ -76,9 +76,9 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
             self._check_queues(c)
 
     def stop(self, c: Any) -> None:
-        """Run at every reconnect, and when a shutdown begins: nobody will start what waits.
+        """Run at every reconnect, and when a shutdown begins: waiting messages will not start.
 
-        Those messages are given back at once; the running ones keep their leases.
+        They are given back immediately, and the running ones keep their leases.
         """
         self._keeper.pulse.forget(EVENT_LOOP)
         self._receiver.pause()

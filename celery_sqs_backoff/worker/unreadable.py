@@ -1,6 +1,7 @@
 """Keeps messages that this worker cannot turn into a task: they are hidden, never deleted.
 
-A worker of yesterday's release does not know today's tasks, so such a message waits for another.
+A worker of yesterday's release does not know today's tasks, so the message waits for another
+worker.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) ->
     """Hide a message for a while; at its last receive make it a dead letter.
 
     So it becomes before SQS deletes it, because the queue's retention period is over.
-    It is logged at its 1st, 2nd, 4th, 8th ... receive: whoever can send such messages must not be
-    able to fill the log.
+    It is logged at its 1st, 2nd, 4th, 8th ... receive, because its sender must not be able to fill
+    the log.
     """
     queue, delivery, now = lease.queue, lease.delivery, time.time()
     count, message_id = delivery.receive_count, delivery.message_id

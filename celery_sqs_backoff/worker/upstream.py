@@ -1,6 +1,6 @@
 """Bugs of Celery and kombu that stop a worker on SQS: one guard each, on the instances at hand.
 
-Each says which versions it is for; on others it changes nothing that works.
+Each says which versions it is for; on others it changes no behaviour that works.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def wake_event_loop(hub: Any) -> Callable[[], None]:
 
     def sleep_again() -> None:
         with suppress(OSError):
-            if not loop_end.recv(4096):  # the other end is gone: this was called anew
+            if not loop_end.recv(4096):  # the other end is gone: this was called again
                 hub.remove_reader(loop_end)
 
     hub.add_reader(loop_end, sleep_again)
@@ -59,7 +59,7 @@ def declare_without_asking(consumer: Any) -> None:
     """Let a worker start that may not read its queues' attributes, and start faster.
 
     All versions: kombu asks how long a queue is when it declares it (``Channel._size``), with a
-    client of its own per predefined queue, and does nothing with the answer. An AccessDenied there
+    client of its own per predefined queue, and ignores the answer. An AccessDenied there
     ends the worker.
     """
     connect = consumer.connect
@@ -85,13 +85,13 @@ def receive_ourselves(
     loop and ends the worker; kombu 5.7.0: so does a 5xx or a timeout. kombu 5.5: the HTTP client
     blocks the event loop (kombu#2258), and a body that is no JSON ends the worker (kombu#2421).
     Quiet queues hold kombu's ten connections for the length of their long polls. After a lost
-    connection kombu 5.7.0 finds no event loop and polls no more (kombu#2404).
+    connection kombu 5.7.0 finds no event loop and stops polling (kombu#2404).
 
     Arguments:
         channel: kombu's channel, before it consumes.
         on_consume: called with the name of each queue that Celery starts to consume.
         on_cancel: called with the name of each queue that it stops consuming.
-        drain_events: what to do instead where Celery has no event loop.
+        drain_events: called instead where Celery has no event loop.
     """
     consume, cancel = channel.basic_consume, channel.basic_cancel
 
@@ -129,7 +129,7 @@ def _is_class_of(kind: Any, name: str) -> bool:
 
 
 def pool_size(pool: Any) -> int:
-    """Return how many tasks a pool can run at once.
+    """Return how many tasks a pool can run at a time.
 
     Celery 5.5 and 5.6, gevent: ``num_processes`` is the number of greenlets that run now.
     """
@@ -139,11 +139,11 @@ def pool_size(pool: Any) -> int:
 def remember_running_tasks(consumer: Any) -> None:
     """Prefork: at a lost connection or a stop, do not forget which tasks are running.
 
-    ``AsynPool.flush`` drops jobs from the pool's cache, so nobody hears of their results. All
-    versions: those that a process has been sent and has not accepted yet; it runs them, although
-    their messages are given back. Celery 5.5: those that run, too (celery#8541); their messages
-    would be held as long as the worker lives. And a process whose results nobody reads takes 30
-    seconds to end.
+    ``AsynPool.flush`` drops jobs from the pool's cache, so Celery never hears of their results. All
+    versions: it forgets tasks that a process has been sent and has not accepted yet. They run,
+    although their messages are given back. Celery 5.5: running tasks, too (celery#8541); their
+    messages would be held as long as the worker lives. And a process takes 30 seconds to end if its
+    results are not read.
     """
     if not is_pool_of(consumer.pool, "prefork"):
         return
@@ -164,7 +164,7 @@ def start_nothing_given_back(
     may_start: Callable[[Any], bool],
     start: Callable[[Callable[[Any], object], Any], bool],
 ) -> None:
-    """Prefork: of the tasks that wait for a process, start none whose message was given back.
+    """Prefork: do not start a task that waits for a process, if its message was given back.
 
     All versions: between the stop of the consumer and that of the pool, the end of a task starts
     the next one that waits. And if that cannot be started, the error ends the worker.
@@ -172,7 +172,8 @@ def start_nothing_given_back(
     Arguments:
         controller: Celery's worker.
         may_start: returns whether a request's task may begin now.
-        start: calls its first argument with the second, and contains errors; whether it had none.
+        start: calls its first argument with the second, and contains errors. It returns whether
+            the call raised none.
     """
     process = controller._process_task
 
@@ -184,7 +185,7 @@ def start_nothing_given_back(
 
 
 def give_back_before_soft_shutdown(consumer: Any, give_back: Callable[[], object]) -> None:
-    """Give back what has not begun before a soft shutdown, not after it.
+    """Give back tasks that have not begun before a soft shutdown, not after it.
 
     Celery 5.5 and later: ``worker_soft_shutdown_timeout`` is slept through in the signal handler,
     before any step of the worker is told to stop.

@@ -27,8 +27,8 @@ _MAX_AHEAD = 3
 #: the response is unpacked and the next call is under way.
 _CALLS_AHEAD = 2
 
-#: Messages that may wait beside a window of others for something other than a process: for their
-#: time, or for a rate limit.
+#: Messages that may wait, in addition to a window of others, for something other than a process:
+#: for their time, or for a rate limit.
 MAX_BLOCKED = 100
 
 #: The window where the user wants no limit (prefetch multiplier 0).
@@ -41,7 +41,7 @@ _WAITED_SECONDS = 1.0
 _WEIGHT = 1 / 8
 
 #: With some room, but not for a whole batch: short tasks fill it in this time, and long ones keep
-#: the pool busy meanwhile.
+#: the pool busy.
 _LINGER_SECONDS = 0.01
 
 #: A call for a queue with a backlog that takes longer has found the queue empty: it waits.
@@ -50,8 +50,8 @@ _SOON_SECONDS = 0.1
 #: Nothing signals a change of the pool's size or of the settlement backlog, so poll for it.
 _LOOK_AGAIN_SECONDS = 1.0
 
-#: Settlements of a queue that SQS has not confirmed. With more of them the worker receives no more
-#: of its messages.
+#: Settlements of a queue that SQS has not confirmed. With more of them the worker stops receiving
+#: its messages.
 _BEHIND = 1_000
 
 #: A burst of short tasks is soon over. A backlog of settlements that lasts longer is logged.
@@ -60,18 +60,18 @@ _LONG_BEHIND_SECONDS = 10.0
 
 @dataclass
 class Load:
-    """The messages that a worker holds, and those that it could hold.
+    """The messages that a worker holds, and could hold.
 
     Attributes:
         processes: that the pool has, or could have (autoscale).
         multiplier: of the prefetch window; 0 = no limit; 1 = no message waits for another.
         held: messages received and not settled.
-        blocked: those of them that would not start if a process were free.
+        blocked: of the held ones, the messages that would not start if a process were free.
         expected: messages that calls under way are likely to bring.
         settled_during_a_call: messages expected to be settled before a call made now returns.
         window: messages that may run, or wait for a process.
         room: messages that there will be room for when the response is here; may be negative.
-        enough: room that makes a call worthwhile: then no more messages wait than there are
+        enough: room that makes a call worthwhile: then at most as many messages wait as there are
             processes, or a full batch is missing.
         batch: room that makes waiting for more pointless.
         wanted: how many messages to ask for: 0 to 10.
@@ -87,7 +87,7 @@ class Load:
     def __post_init__(self) -> None:
         self.window = window = max(1, self.processes) * self.multiplier or _NO_WINDOW
         room = window - (self.held - self.blocked) - self.expected
-        if window > self.processes:  # else the user wants none to wait
+        if window > self.processes:  # else the user wants no message to wait
             room += min(_MAX_AHEAD * window, _CALLS_AHEAD * self.settled_during_a_call)
         self.room = min(room, window + MAX_BLOCKED - self.held - self.expected)
         self.enough = enough = max(1, min(MAX_BATCH_ENTRIES, window - self.processes))
@@ -120,11 +120,11 @@ class Throughput:
 
     @property
     def settled_during_a_call(self) -> int:
-        """0 as long as nothing is known."""
+        """An estimate; 0 as long as it is unknown."""
         return self.settled_within(self._seconds_per_call)
 
     def settled_within(self, seconds: float) -> int:
-        """How many messages a busy worker settles in so many seconds; 0 if nothing is known."""
+        """How many messages a busy worker settles in a number of seconds; 0 if unknown."""
         if self._seconds_per_message <= 0:
             return MAX_BATCH_ENTRIES
         return int(seconds / self._seconds_per_message)
@@ -139,7 +139,7 @@ class _Queue:
     """One queue's calls, and how long its settlements have been behind."""
 
     asked_for: int = 0
-    #: Its last response brought all it could, so the next one is likely to do so, at once.
+    #: Its last response brought all it could, so the next one is likely to do so, without a wait.
     has_backlog: bool = False
     last_asked_at: float = 0.0
     behind_since: float | None = None
@@ -155,7 +155,7 @@ class Window:
     A message is any hashable object that stands for it. A poller names its queue by the URL.
 
     Arguments:
-        processes: how many tasks the pool could run at once; asked each time.
+        processes: how many tasks the pool could run at a time; called each time.
         multiplier: of the prefetch window; 0 = no limit.
         waiting_for: how many of a queue's settlements SQS has not confirmed.
         clock: seconds, monotonic.
@@ -187,7 +187,7 @@ class Window:
     # Messages
 
     def received(self, message: Hashable) -> None:
-        """Note that a message is held from now on."""
+        """Note that a message is held."""
         with self._cond:
             self._held.add(message)
 
@@ -219,7 +219,7 @@ class Window:
 
     @property
     def has_free_process(self) -> bool:
-        """Whether a task that is started now would run at once."""
+        """Whether a task that is started now would run immediately."""
         return len(self._running) < max(1, self._processes())
 
     def startable_within(self, seconds: float) -> int:
@@ -260,7 +260,7 @@ class Window:
             return 0
 
     def take_more(self, queue: str) -> int:
-        """Return how many messages a further call beside others may ask for; 0 = none.
+        """Return how many messages a further call may ask for; 0 = make no call.
 
         Only full batches: calls cost money, and the poller's own call is under way.
         """
@@ -312,7 +312,7 @@ class Window:
     def _load(self, queue: str) -> Load:
         """The load as the queue's poller sees it.
 
-        A long poll on another queue may bring nothing for long, so it takes no room away, unless
+        A long poll on another queue may bring no message for long, so it takes no room away, unless
         that queue is known to have more and was asked just now.
         """
         self._queues.setdefault(queue, _Queue())
