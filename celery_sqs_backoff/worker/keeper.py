@@ -270,11 +270,6 @@ class Keeper:
             self._tell()
         return call
 
-    def next_at(self) -> float:
-        """Return when ``next_call`` is worth calling, by the clock; infinity: no call waits."""
-        with self.lock:
-            return self._table.next_at()
-
     def perform(self, call: Call) -> None:
         """Make a call, and enter its results. Never raises an ``Exception``."""
         try:

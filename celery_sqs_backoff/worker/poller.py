@@ -59,7 +59,6 @@ class Poller:
             :meth:`~.receive.Receiver.take`.
         wait_seconds: of the long poll; 0 = the user wants no long poll.
         pause_seconds: between two receives that bring no message, where they do not wait.
-        rng: for the jitter of pauses.
     """
 
     def __init__(
@@ -73,7 +72,6 @@ class Poller:
         take: Callable[..., object],
         wait_seconds: int = 20,
         pause_seconds: float = _AFTER_TOO_SOON_SECONDS,
-        rng: random.Random | None = None,
     ) -> None:
         self.url = url
         self.queue = queue_name(url)  # as all events call it, whatever Celery calls it
@@ -90,7 +88,6 @@ class Poller:
         self._most = 1 if url.endswith(".fifo") else MAX_BATCH_ENTRIES
         self._wait_seconds = wait_seconds
         self._pause_seconds = pause_seconds
-        self._rng = rng or random.Random()
         self._failures = 0  # in a row
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -156,7 +153,7 @@ class Poller:
                 "sqs_backoff.poller_failed: queue %s: %s",
                 *(self.queue, error_site(exc, calls=BUG_CALLS)),
             )
-            self._stopped.wait(_AFTER_FAILURE.delay(1, self._rng))
+            self._stopped.wait(_AFTER_FAILURE.delay(1, random))
 
     def _poll(self) -> None:
         self._pulse.note_turn(self._name)
@@ -210,7 +207,7 @@ class Poller:
         finally:
             self._window.responded(self.url, asked_for=asked_for, messages=brought, seconds=seconds)
         if failures:
-            self._stopped.wait(_AFTER_FAILURE.delay(failures, self._rng))
+            self._stopped.wait(_AFTER_FAILURE.delay(failures, random))
         elif brought >= asked_for:
             self._start_helper()
         elif not brought and is_main:  # only the main thread asks again

@@ -229,10 +229,6 @@ class Window:
             free = Load(self._processes(), self._multiplier()).window - waiting
             return max(0, free + self._throughput.settled_within(seconds))
 
-    @property
-    def held(self) -> int:
-        return len(self._held)
-
     # Calls
 
     def wait_for_room(

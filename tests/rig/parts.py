@@ -87,7 +87,7 @@ class _Poller(poller.Poller):
     """The real poller without its thread: one receive when the rig says so."""
 
     def __init__(self, worker: Worker, url: str, **options: Any) -> None:
-        super().__init__(url, rng=worker.rig.rng, **options)
+        super().__init__(url, **options)
         self._worker = worker
         self._stopped = _Stopped()
         self._stopped.set()
@@ -219,7 +219,7 @@ class Parts:
 
     def next_at(self) -> float:
         """Return when a call to SQS may be due."""
-        return self._keeper.next_at()
+        return self._keeper._table.next_at()
 
     def carry_out(self, call: Any, sqs: Any) -> Any:
         return keeper.carry_out(call, Calls(sqs, call.url))
@@ -266,7 +266,7 @@ class Parts:
     @property
     def places_taken(self) -> int:
         """Places of the prefetch window that are taken."""
-        return self._room.held
+        return len(self._room._held)
 
     def hear(self, tell: Callable[[Any], object]) -> None:
         """Call ``tell`` with each event of the worker."""
