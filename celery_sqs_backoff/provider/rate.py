@@ -209,10 +209,6 @@ class Line(Generic[K]):
         """Return when ``depart`` is worth calling, or ``None`` before a place is given."""
         return self._slots[0] if self._slots else None
 
-    def last_at(self) -> float | None:
-        """Return the last slot that was given, or ``None`` if all are used."""
-        return max(self._slots, default=None)
-
 
 class RecoveryRate:
     """Calls a second that a recovering provider takes from this worker, as a bucket of tokens.

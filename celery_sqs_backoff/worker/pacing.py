@@ -238,12 +238,14 @@ class Pace:
     def leave_fleet(self, now: float) -> None:
         """Go on with this worker's own slots, once the last slots of the fleet are used.
 
-        Other workers have slots, too, and for new messages none that is further away.
+        Other workers have slots, too, and for new messages none that is further away. All begin
+        then, so each keeps in step with its last slot of the fleet: no two workers had the same.
         """
-        asked_at = now if self.waiting_since is None else self.waiting_since
-        last = self.line.last_at()
-        mine = -math.inf if last is None else last + 1 / self.share
-        self.times = Times(max(mine, asked_at + NEW_SECONDS))
+        first = (now if self.waiting_since is None else self.waiting_since) + NEW_SECONDS
+        if self._last_slot > -math.inf:
+            steps = max(1, math.ceil((first - self._last_slot) * self.share))
+            first = self._last_slot + steps / self.share
+        self.times = Times(first)
         self.keeps_share_until = -math.inf
 
     def rejoin_fleet(self, now: float) -> None:

@@ -8,13 +8,14 @@ import math
 import random
 import threading
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from celery_sqs_backoff.provider.fleet import Taken, present_seconds
 from celery_sqs_backoff.provider.gate import ProviderGate
-from celery_sqs_backoff.provider.rate import HEADROOM, Place, Times, assign
+from celery_sqs_backoff.provider.rate import HEADROOM, NEW_SECONDS, Place, Times, assign
 from celery_sqs_backoff.safe import StoreUnavailable
 from celery_sqs_backoff.worker import pacing
 from celery_sqs_backoff.worker.pacing import Pace, Paced, Pacer
@@ -330,7 +331,7 @@ class Remote(Fleet):
 def remote() -> tuple[Scene, Remote]:
     scene = Scene(None)
     fleet = Remote(scene)
-    scene.fleet = scene.pace.fleet = fleet  # type: ignore[assignment]
+    scene.fleet = scene.pace.fleet = fleet
     return scene, fleet
 
 
@@ -364,6 +365,21 @@ def test_a_slot_begins_at_its_time_however_long_the_answer_took(way: str) -> Non
     slots = sorted(scene.pace.line._slots)
     last_slot = fleet.times.free_at - 0.1 - 1e9
     assert slots[-1] == pytest.approx(max(last_slot, slots[0] + 0.8), abs=0.005)
+
+
+def test_workers_that_lose_the_store_do_not_begin_in_one_moment() -> None:
+    """Each keeps in step with its last slot of the fleet."""
+    at = []
+    for number in range(4):
+        pace = Pace("mail", 20.0, Fleet(), well())
+        pace.workers = 4
+        pace.give_shared([], Taken([Place(number / pace.rate, is_slot=True)], 4), 100.0, 100.0)
+        pace.leave_fleet(101.0)
+        at.append(pace.times.free_at)
+    at.sort()
+    assert at[0] >= 101.0 + NEW_SECONDS
+    assert all(later - earlier >= 1 / 20 for earlier, later in pairwise(at))
+    assert at[-1] - at[0] < 1 / 4.75
 
 
 def test_a_worker_that_asks_late_for_its_share_makes_up_for_it() -> None:
