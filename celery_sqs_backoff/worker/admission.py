@@ -55,8 +55,9 @@ class Admission:
         """Say whether a message runs, and settle it if not. The first reason counts.
 
         Asked when the message is received; when Celery has found its task, if that has a provider;
-        and when the task starts, if Celery made it wait. Whether the message is still the
-        worker's is asked again at the very moment of the start, see :meth:`.lease.Lease.may_start`.
+        and when the task is to start, if Celery made it wait. Whether the message is still the
+        worker's, and its provider up, is asked again when the task begins: ``may_begin`` of its
+        request.
 
         ====================  ==========================================  ==========================
         reason                sign                                        what becomes of it
