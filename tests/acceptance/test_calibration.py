@@ -146,6 +146,7 @@ class Scene:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "scene",
     [
