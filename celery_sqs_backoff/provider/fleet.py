@@ -1,10 +1,10 @@
-"""Slots that the workers of all machines share, in the app's store: one atomic call for several
+"""Slots that the workers of all machines share in the app's store, by one atomic call for several
 messages.
 
-Redis does it in one script, by its own clock. On other stores it is one conditional write, repeated
-when another worker was faster, by the clock of the machine that is ahead of all others: a worker
-that reads a later time than its own goes by that from then on. A worker whose clock is behind would
-be given slots that are always as far away as its clock is off.
+Redis does it in one script, by its own clock. Other stores do it by one conditional write, repeated
+when another worker was faster. There the clock of the machine that is ahead counts, because a
+worker that reads a later time than its own goes by that time. With its own clock, a worker that is
+behind would get slots that are too far away.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..store.protocol import key_of
 from ..store.vault import Vault
 from .rate import RETURN_SHARE, Place, Times, assign
 
-#: The record outlives the last place by this.
+#: The record stays for this time after the last place.
 KEEP_SECONDS = 600.0
 
 #: Lua cannot read infinity.
@@ -33,8 +33,8 @@ _MOST_TRIES = 20
 def present_seconds(rate: float) -> float:
     """Return for how long a worker that took no slot counts as one of the fleet.
 
-    Long enough that a worker of a hundred takes one, and no longer: while the store is away the
-    workers share the rate with those that count, and the share of one that is gone is lost.
+    Within this time each of a hundred workers takes a slot. It is not longer, because while the
+    store is away, the share of a worker that is gone is lost.
 
     Arguments:
         rate: slots a second.
@@ -44,12 +44,12 @@ def present_seconds(rate: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What the messages of a worker have got.
+    """The places that the messages of a worker have got.
 
     Attributes:
-        places: of each message; their times are seconds from ``now`` on.
-        workers: that have asked lately, this one included.
-        now: when the store handed them out, by the clock that the fleet goes by.
+        places: of each message, with times in seconds from ``now``.
+        workers: the number that has asked lately, with this one.
+        now: when the store handed them out, by the fleet's clock.
     """
 
     places: list[Place]
@@ -122,11 +122,12 @@ class FleetSlots:
         self._ahead = 0.0
 
     def take(self, longest: Sequence[float]) -> Taken:
-        """Get a place for each message, of which each may wait so long; none: say it is there.
+        """Get a place for each message, given the longest that each may wait.
+
+        Without messages it only reports this worker.
 
         Raises:
-            StoreUnavailable: the store did not answer. Slots may be taken nevertheless: then they
-                are lost.
+            StoreUnavailable: the store did not answer. Slots that it may have given are lost.
         """
         run_script = getattr(self._vault.store, "run_script", None)  # Redis has it
         if run_script is None:
@@ -164,7 +165,7 @@ class FleetSlots:
         return here + self._ahead
 
     def _write(self, new: str, ttl: float) -> bool:
-        """Replace what was read last; if that is not there any more, read again."""
+        """Replace the record that was read last. If it has changed, read it again."""
         if self._last is not None:
             if self._vault.replace(self._key, self._last, new, ttl):
                 return True
@@ -177,7 +178,7 @@ class FleetSlots:
 def advance(
     old: str | None, worker: str, longest: Sequence[float], rate: float, now: float
 ) -> tuple[str, list[Place], int]:
-    """Assign places from a record; return the new record, the places, and the workers present."""
+    """Assign places, and return the new record, the places, and the number of workers."""
     record: dict[str, Any] = {} if old is None else json.loads(old)
     times = Times(record.get("free_at", 0.0), record.get("back_at", 0.0))
     places, times = assign(times, now, longest, rate=rate)

@@ -9,15 +9,15 @@
 | RECOVERING | `failures` in a row, and nothing has succeeded for twice as long | OPEN |
 | RECOVERING | for a minute no message waited, and none is hidden | CLOSED |
 
-The failures in a row are those of two messages or more. If the provider has refused all of them,
-by a Retry-After, it is there: then "nothing has succeeded" means for a minute.
+The failures in a row must come from two messages or more. If the provider has refused all of them
+by a Retry-After, it is there, and "nothing has succeeded" means for a minute.
 
-While it is OPEN messages are hidden, but for one probe at a time. While it is RECOVERING each
-message takes a token of :class:`.RecoveryRate`. What this worker has hidden it brings forward: one
-message to probe with while it is OPEN, and all of them while it is RECOVERING. A message that
-another worker has brought forward may serve as a probe, too: so the news travels with the messages.
+While it is OPEN messages are hidden, except for one probe at a time. While it is RECOVERING each
+message takes a token of :class:`.RecoveryRate`. The worker brings its hidden messages forward, one
+to probe with while it is OPEN, and all of them while it is RECOVERING. A message that another
+worker has brought forward may also serve as a probe, so the news travels with the messages.
 
-Pure: times are passed in, and nothing is called. Times are seconds of one clock.
+Pure. Times are passed in, and are seconds of one clock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .rate import RecoveryRate
 #: Failures of one message may be the message's own.
 MESSAGES = 2
 
-#: Nothing has succeeded for so long: a provider that refuses every call is taken to be down, too.
+#: A provider that refuses every call for this time counts as down, too.
 REFUSED_SECONDS = 60.0
 
 #: The pause between two probes is this share of the outage so far, from the shortest up to the
@@ -44,11 +44,11 @@ PAUSE_SHARE = 1 / 6
 LONGEST_PAUSE_SECONDS = 60.0
 LONGEST_RETRY_AFTER_SECONDS = 3600.0
 
-#: The pause before a message of another worker serves as a probe, once holds end by themselves:
-#: until then a message that was received before was brought forward, and tells of the end.
+#: The pause before a message of another worker serves as a probe, once holds end without a recall.
+#: Before that, a message that was received again was brought forward, and tells of the end.
 LATE_NEWS_SECONDS = 40.0
 
-#: A probe whose end nobody reports (its call hangs) does not keep the gate open.
+#: A probe that hangs, so that its end is not reported, keeps the gate open no longer than this.
 PROBE_EXPIRES_SECONDS = 600.0
 
 #: Hidden messages wait for twice the outage so far, half an hour at most: if their worker is
@@ -72,20 +72,20 @@ REFUSED_LATEST_SECONDS = 30.0
 #: takes a silence of this many ``probe_interval`` to tell that the provider is down again.
 RECOVERY_QUIET = 2
 
-#: The recovery is over when for so long nobody waited.
+#: The recovery is over when no message has waited for this time.
 CALM_SECONDS = 60.0
 
-#: Recall is faster than this worker's rate while its line is short: others run what it brings.
+#: While its line is short, a worker recalls faster than its rate, because others run messages too.
 PULL_DOUBLES_SECONDS, LONGEST_PULL = 0.5, 10.0
 
-#: Between two looks at what to bring forward.
+#: Between two looks for messages to bring forward.
 RECOVERY_LOOK_SECONDS, OUTAGE_LOOK_SECONDS = 0.25, 1.0
 
 #: Calls under way that a gate knows.
 MOST_CALLS = 10_000
 
-#: A stopping worker spreads what it has hidden: ten a second, over three minutes at most. A message
-#: that comes back less than a minute later by itself is left alone.
+#: A stopping worker lets its hidden messages return at ten a second, within three minutes. It skips
+#: a message that would gain less than a minute.
 RETURNS_PER_SECOND, LONGEST_SPREAD_SECONDS, LEAST_GAIN_SECONDS = 10.0, 180.0, 60.0
 
 
@@ -101,10 +101,10 @@ class Message:
 
     Attributes:
         id: SQS's.
-        receives: SQS's count of them, this one included.
-        longest: most seconds that it may be hidden. It must not be hidden if there are none.
-        policy_longest: the longest delay of its policy: its first hold.
-        own_delay: drawn from its policy; it waits for that if it cannot be brought forward.
+        receives: SQS's count, with this one.
+        longest: most seconds that it may be hidden. At 0 it must not be hidden.
+        policy_longest: the longest delay of its policy, and its first hold.
+        own_delay: drawn from its policy, and used if it cannot be brought forward.
         is_recallable: it may be brought forward.
         is_spared: it has used up half of the receives that its queue allows.
         next_is_last: its next receive is the last that its queue allows.
@@ -124,13 +124,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What becomes of a message that has come due.
+    """The decision about a message that has come due.
 
     Attributes:
-        hide_seconds: hide it for this long without running it; ``None`` = run it.
+        hide_seconds: hide it for this long without running it. ``None`` = run it.
         is_probe: it runs as the one probe.
-        waits: it is kept until ``turns`` counts it, and runs then.
-        recall: the permission to bring it forward when it is hidden; ``None`` = there is none.
+        waits: keep it until ``turns`` counts it.
+        recall: the permission to bring it forward when it is hidden, if any.
     """
 
     hide_seconds: float | None = None
@@ -143,7 +143,7 @@ _RUN, _PROBE, _WAIT = Look(), Look(is_probe=True), Look(waits=True)
 
 
 class ProviderGate:
-    """The state of one provider in one worker. Not safe for threads by itself.
+    """The state of one provider in one worker. Not safe for threads.
 
     Arguments:
         rng: draws intervals and delays.
@@ -151,7 +151,7 @@ class ProviderGate:
         probe_interval: mean seconds before the first probe, and the shortest before any other.
 
     Attributes:
-        probe: the message that probes; ``None`` = no one does.
+        probe: the message that probes, or ``None``.
     """
 
     def __init__(
@@ -193,16 +193,16 @@ class ProviderGate:
         return _PROBE if is_probe else _RUN
 
     def started(self, message_id: str, now: float) -> None:
-        """Note that a message runs whose turn has come, or that nothing limits."""
+        """Note that a message runs, because its turn has come or there is no limit."""
         self._seen_at = min(self._seen_at, now)
         if len(self._began) >= MOST_CALLS:
             del self._began[next(iter(self._began))]
         self._began[message_id] = now
 
     def turns(self, waiting: int, now: float) -> int:
-        """Return how many of the messages that wait may run now, those that came first.
+        """Return how many of the waiting messages may run now, oldest first.
 
-        All, once nothing limits them; the gate may have opened again: let each arrive anew.
+        It is all of them without a limit. If the gate has opened again, each must arrive again.
         """
         if self.state is not State.RECOVERING:
             return waiting
@@ -216,7 +216,7 @@ class ProviderGate:
     def ended(
         self, message_id: str, reply: Reply | None, now: float, *, retry_after: float | None = None
     ) -> None:
-        """Note what a run has shown of the provider; ``None`` = nothing, or it did not run."""
+        """Note the provider's reply to a run, or ``None`` if it showed no reply or did not run."""
         began, is_probe = self._began.pop(message_id, now), message_id == self.probe
         if reply is Reply.ANSWERED:
             is_quiet = now >= self._answered_at + self._probe_interval
@@ -282,8 +282,8 @@ class ProviderGate:
     ) -> Look:
         """Hide a message. It may be brought forward, unless this recovery has failed it often.
 
-        The next recovery begins anew: what is hidden while the provider is down comes with it.
-        A probe costs a receive: with few left, not before the message's own delay ends.
+        The next recovery takes all messages that are hidden while the provider is down.
+        A probe costs a receive, so a message with few left waits for its own delay first.
         """
         recall = None
         is_left_out = self.state is State.RECOVERING and self._keeps_failing(message)
@@ -297,15 +297,15 @@ class ProviderGate:
     def _keeps_failing(self, message: Message) -> bool:
         return self._failures.get(message.id, 0) > SOON_TIMES
 
-    # What this worker has hidden
+    # Hidden messages
 
     def recalls(self, now: float, *, room: int, waiting: int = 0) -> list[Any]:
-        """Return the messages to bring forward now, of those that are hidden.
+        """Return the hidden messages to bring forward now.
 
         Arguments:
             now: seconds.
             room: most messages that the worker has processes for.
-            waiting: messages that wait for their turn: that line shows whether others run them.
+            waiting: messages that wait for their turn. A short line shows that others run them.
         """
         seconds, self._looked_at = min(now - self._looked_at, 10.0), now
         if self.state is State.OPEN:
@@ -332,11 +332,11 @@ class ProviderGate:
         return taken
 
     def hand_over(self, now: float) -> list[tuple[Any, int]]:
-        """Return what comes back soon because this worker stops, each with its seconds from now.
+        """Return messages to show soon because this worker stops, with their seconds from now.
 
-        Only this worker can bring it forward, and it will be gone. While the provider is down a
-        message stays that must run at its next receive, because that is the last. While it is well
-        each message waits for its own delay.
+        Only this worker can bring them forward. While the provider is down, a message at its last
+        receive stays hidden, because it would have to run. While the provider is well, each message
+        waits for its own delay.
         """
         if self.state is State.CLOSED:
             return []
@@ -353,11 +353,11 @@ class ProviderGate:
             if now + seconds + LEAST_GAIN_SECONDS < until
         ]
 
-    # What is asked in between
+    # Questions in between
 
     @property
     def seconds_to_look(self) -> float | None:
-        """The pause before ``recalls`` is worth asking; ``None`` = nothing would come of it."""
+        """The pause before ``recalls`` is worth asking, or ``None`` if it would stay empty."""
         pauses = {State.OPEN: OUTAGE_LOOK_SECONDS, State.RECOVERING: RECOVERY_LOOK_SECONDS}
         return pauses.get(self.state)
 
@@ -422,7 +422,7 @@ class ProviderGate:
         return min(hold, message.longest)
 
     def _recall_probe(self, now: float) -> list[Any]:
-        """Return the message to probe with. Whoever receives it probes."""
+        """Return the message to probe with. The worker that receives it probes."""
         message = self.hidden.to_probe_with(now) if self.needs_probe(now) else None
         if message is None:
             return []

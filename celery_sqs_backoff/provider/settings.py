@@ -1,4 +1,4 @@
-"""``Provider``: what a task says about the service that it calls."""
+"""``Provider``, the settings of an outside service that tasks call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..units import parse_rate
 
 @dataclass(frozen=True, init=False)
 class Provider:
-    """A service that tasks call, and that can be down for all of them at once.
+    """A service that tasks call, and that can be down for all of them.
 
     Tasks with a provider of the same name share its state in a worker. While the provider is down,
     their messages are hidden without running, except for one probe at a time. Hidden messages are
@@ -30,9 +30,9 @@ class Provider:
             ``None`` (default) = no limit. One rate for all workers of all machines if the app
             names a store; without one each worker has it for itself: a fleet of ten takes ten
             times that.
-        key: a provider that fails by tenant: the name of the task's argument that says whose call
-            it is, such as ``"account_id"``. Each tenant has a gate, a recall and a rate of its own.
-            ``None`` (default) = the provider fails for all alike.
+        key: for a provider that fails by tenant, the name of the task's argument that holds the
+            tenant, such as ``"account_id"``. Each tenant has a gate, a recall and a rate of its
+            own. ``None`` (default) = the provider fails for all alike.
 
     Raises:
         TypeError: an argument has the wrong type.

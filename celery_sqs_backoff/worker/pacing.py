@@ -1,12 +1,12 @@
 """Messages that wait for their turns at their providers, and the thread that sees to them.
 
 A provider has one line in a worker. A message starts when it has a slot, if a rate is agreed, and a
-token, if the provider recovers: so fast as the slower of the two. Celery's event loop puts a
-message in line and goes on; it never waits for a store. One thread lets messages start, hides
-them, and brings hidden ones forward. Another one does nothing but wait for the store, which it asks
-for slots, one call for all messages in line. A store that is away, or
-slow, costs a share of the rate, never a stop: each worker then makes its own share of the calls. It
-keeps to that share for some seconds after the store's return, because others may not know of it.
+token, if the provider recovers. The slower of the two decides. Celery's event loop puts a message
+in line and goes on, and never waits for a store. One thread lets messages start, hides
+them, and brings hidden ones forward. Another thread only waits for the store, which it asks for
+slots, with one call for all messages in line. If the store is away or slow, each worker makes its
+own share of the calls. It keeps to that share for some seconds after the store's return, because
+others may not know of it.
 """
 
 from __future__ import annotations
@@ -37,28 +37,27 @@ from ..threads import start_daemon
 
 logger = get_logger(__name__)
 
-#: A store that has answered nobody for so long is taken to be away.
+#: A store without an answer for this time counts as away.
 _PATIENCE_SECONDS: Final = 1.0
 
-#: One that answers others, too slowly for so many lines, is away for those that wait for longer.
+#: A slow store that answers other lines counts as away for a line that waits longer than this.
 _LONGEST_PATIENCE_SECONDS: Final = 10.0
 
 #: Until a store that is away is asked again.
 _AWAY_SECONDS: Final = 2.0
 
-#: A worker keeps to its own share for so long after the store's return, because others may make
+#: A worker keeps to its own share for this time after the store's return, because others may make
 #: their shares of the rate until they notice it too: after a call's timeout and `_AWAY_SECONDS`.
 _RETURN_SECONDS: Final = 10.0
 
-#: While it does, it asks for the slots of so many seconds at once: a store answers in less.
+#: Until then it asks for the slots of this many seconds in one call. A store answers sooner.
 _SHARE_SECONDS: Final = 0.02
 
 #: The rate of a recovery changes with each call: how long not to look at it.
 _LONGEST_TURN_SECONDS: Final = 0.25
 
-#: Slots of so many seconds may be outstanding: given to messages whose tasks have not begun. None:
-#: a small pool, hardly faster than its rate, would lose a third of them. All: after a call that
-#: hangs they would begin at once.
+#: Messages may have the slots of one second before their tasks begin. Without any, a small pool
+#: would lose a third of its slots. With all, the tasks would begin together after a call that hung.
 _OUTSTANDING_SECONDS: Final = 1.0
 
 #: A look for hidden messages that has failed is repeated.
@@ -70,8 +69,8 @@ _PROCESS_LOOK_SECONDS: Final = 0.02
 #: A slot may be further away than a thread can sleep.
 _LONGEST_PAUSE_SECONDS: Final = 3600.0
 
-#: Workers to share a rate with, if the store has not said lately how many there are. It knows those
-#: that have taken slots: a worker that took none for as long may have been told of itself alone.
+#: Workers to share a rate with, if the store has not said lately how many there are. It counts only
+#: workers that take slots, so a worker that took no slot lately may have been told of itself alone.
 _WORKERS_UNKNOWN: Final = 10
 
 
@@ -80,10 +79,10 @@ class Paced:
     """A message that may start but for its turn.
 
     Attributes:
-        start: called in the pacer's thread at its slot, which it is given (infinity: it needs
-            none); must not block.
-        hide: called with the time until which it is to be hidden; must not block.
-        is_over: whether somebody else has settled it meanwhile.
+        start: called with its slot in the pacer's thread, at that time (infinity: no slot is
+            needed). Must not block.
+        hide: called with the time until which to hide it. Must not block.
+        is_over: whether it was settled elsewhere.
         has_slot: whether it was started with a slot, and its task has not begun.
     """
 
@@ -97,14 +96,14 @@ class Pace:
     """One provider's line in this worker. Belongs to a :class:`Pacer`, under its lock.
 
     A message that starts with a slot is outstanding until its task begins, or it gives up its slot:
-    it is settled, lost, hidden, or in line again. Its lease says which; nothing counts it. Without
-    room for one more outstanding message slots go by, and are lost.
+    it is settled, lost, hidden, or in line again. Without room for another outstanding message,
+    slots go by unused.
 
     Arguments:
         name: of the provider, for the log.
         rate: agreed slots a second; ``None``: no rate is agreed.
-        fleet: where slots are shared; ``None``: each worker has the rate for itself.
-        gate: says how many of those that could start may: the others wait.
+        fleet: where slots are shared, or ``None`` if each worker has the rate for itself.
+        gate: says how many messages may start. The rest waits.
     """
 
     def __init__(
@@ -143,7 +142,7 @@ class Pace:
 
     @property
     def room(self) -> int:
-        """How many messages may start now."""
+        """The number of messages that may start now."""
         return max(0, self.most - len(self._outstanding))
 
     @property
@@ -158,10 +157,10 @@ class Pace:
         self._outstanding = outstanding
 
     def lacking(self, now: float) -> list[tuple[Paced, float]]:
-        """Return the messages that are to be given places, and how long each may wait.
+        """Return the messages without a place, and how long each may wait.
 
-        A worker that is behind has no more slots, with the outstanding ones, than it may use in a
-        row: others may use them. One that keeps to its share asks at the pace of its share.
+        A worker that is behind asks only for the slots that it can use in a row, so that others may
+        use the rest. A worker that keeps to its share asks at the pace of its share.
         """
         found = self.line.lacking(self.room if self.is_behind else None)
         if now >= self.keeps_share_until:
@@ -181,7 +180,7 @@ class Pace:
         return departure
 
     def next_at(self, now: float) -> float | None:
-        """Return when messages may start or ask for slots; ``None`` = once they have slots."""
+        """Return when messages may start or ask for slots, or ``None`` before they have slots."""
         turn = now + min(_LONGEST_TURN_SECONDS, self._gate.rate.seconds_to_turn(now))
         if not self.has_rate:
             return turn
@@ -262,8 +261,8 @@ class Pacer:
     Arguments:
         clock: seconds, monotonic.
         lock: of the gates.
-        look: brings hidden messages forward, and returns the seconds until it is to look again;
-            ``None`` = once :meth:`look_soon` is called.
+        look: brings hidden messages forward, and returns the seconds until its next look, or
+            ``None`` to wait for :meth:`look_soon`.
     """
 
     def __init__(
@@ -280,7 +279,7 @@ class Pacer:
         self._is_stopping = False
 
     def join(self, pace: Pace, paced: Paced, longest: float) -> None:
-        """Put a message in line, which may wait here for so many seconds. Does not block."""
+        """Put a message in line, to wait for ``longest`` seconds at most. Does not block."""
         with self._lock:
             pace.line.join(paced, longest)
             self._busy[pace] = None
@@ -288,23 +287,23 @@ class Pacer:
             self._changed.notify()
 
     def look_soon(self) -> None:
-        """Look at once which messages are to be brought forward. Does not block."""
+        """Let the thread look for messages to bring forward. Does not block."""
         with self._lock:
             self._look_at = -math.inf
             self._start_threads()
             self._changed.notify()
 
     def stop(self) -> None:
-        """Let nothing start any more; what waits is given back by its lease."""
+        """Let no message start. Waiting messages are given back by their leases."""
         with self._lock:
             self._is_stopping = True
             self._changed.notify_all()
             self._wanted.notify_all()
 
     def fault(self) -> str | None:
-        """Say which thread has died; ``None``: none has. Without the first, nothing in line starts.
+        """Return which thread has died, or ``None``. Without the first, no message in line starts.
 
-        For the heartbeat: does not wait for the lock.
+        For the heartbeat, so it does not wait for the lock.
         """
         dead = [thread.name for thread in tuple(self._threads) if not thread.is_alive()]
         return f"the thread {dead[0]} has died" if dead and not self._is_stopping else None
@@ -339,14 +338,14 @@ class Pacer:
                     logger.error("sqs_backoff.pacing_failed: %s", error_site(exc, calls=BUG_CALLS))
 
     def step(self, now: float) -> list[Callable[[], object]]:
-        """Give slots that need no store, and return what is to be done now."""
+        """Give slots that need no store, and return the calls to make now."""
         actions: list[Callable[[], object]] = []
         with self._lock:
             for pace in list(self._busy):
                 pace.note_begun()
                 self._see_to_slots(pace, now)
                 departure = pace.depart(now)
-                self._see_to_slots(pace, now)  # of those that have missed theirs
+                self._see_to_slots(pace, now)  # of messages that have missed theirs
                 actions += [functools.partial(paced.start, at) for paced, at in departure.start]
                 actions += [functools.partial(paced.hide, until) for paced, until in departure.hide]
                 if not len(pace.line):
@@ -359,7 +358,7 @@ class Pacer:
     def _look_now(self) -> None:
         seconds = self._look()
         with self._lock:
-            if self._look_at > -math.inf:  # else it is to look again already
+            if self._look_at > -math.inf:  # else a look is planned already
                 self._look_at = math.inf if seconds is None else self._clock() + seconds
 
     def _see_to_slots(self, pace: Pace, now: float) -> None:
@@ -380,12 +379,15 @@ class Pacer:
             self._wanted.notify()
 
     def _patience_ends(self, waiting_since: float) -> float:
-        """When the store is away for a line. Lines are asked for in turn: an answer is progress."""
+        """Return when the store counts as away for a line.
+
+        Each answer to another line is progress.
+        """
         silent_since = max(waiting_since, self._answered_at)
         return min(silent_since + _PATIENCE_SECONDS, waiting_since + _LONGEST_PATIENCE_SECONDS)
 
     def _pause(self) -> float | None:
-        """Seconds until a message may start, or a store's answer is overdue."""
+        """Return the seconds until a message may start, or a store's answer is overdue."""
         now = self._clock()
         times = [self._look_at] if self._look_at < math.inf else []
         times += [at for pace in self._busy if (at := pace.next_at(now)) is not None]
@@ -437,7 +439,7 @@ class Pacer:
                 pace.give_shared(asked, taken, asked_at, now)
             elif now - asked_at > _PATIENCE_SECONDS:  # the next message would wait in vain too
                 self._note_away(pace, now, "a late answer")
-            else:  # those that it was asked for have places of this worker's own
+            else:  # the messages have places of this worker's own
                 pace.away_until = None
                 pace.rejoin_fleet(now)
                 logger.info(

@@ -1,8 +1,8 @@
-"""The providers of a worker's tasks: may a message run now, and what do its runs tell of them?
+"""Decides whether a message may run now, from the state of its task's provider.
 
-:class:`~celery_sqs_backoff.provider.gate.ProviderGate` decides, and knows nothing of a worker. A
-:class:`Gate` gives it the facts of one provider, or of one tenant: messages that come due, how runs
-end, what SQS has hidden. :class:`Gates` has all of a worker, and says what is brought forward.
+:class:`~celery_sqs_backoff.provider.gate.ProviderGate` decides without knowing the worker. A
+:class:`Gate` gives it the facts of one provider, or of one tenant: due messages, ends of runs, and
+messages that SQS hides. :class:`Gates` has all gates of a worker, and brings messages forward.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .pacing import Pace, Paced, Pacer
 
 logger = get_logger(__name__)
 
-#: A stopping worker makes calls for so long at the most.
+#: The longest that a stopping worker makes calls, in seconds.
 HAND_OVER_SECONDS: Final = 5.0
 
 #: Between two log lines on a recovery that goes on.
@@ -56,18 +56,18 @@ _TOLD_SECONDS: Final = 60.0
 #: Names of a gate's states for those who watch it.
 _STATES: Final = {State.CLOSED: "ok", State.OPEN: "paused", State.RECOVERING: "recovering"}
 
-#: Tenants of one provider; those beyond share one gate.
+#: Tenants of one provider with gates of their own. Further tenants share one gate.
 MOST_TENANTS: Final = 1_000
 
 
 class Gate:
-    """One provider, or one tenant of it. Safe in any thread; no method waits for SQS or a store.
+    """One provider, or one tenant of it. Safe in any thread. No method waits for SQS or a store.
 
     Arguments:
         provider: its settings.
         owner: the worker's gates.
-        tenant: what stands for the tenant in logs; empty = there is none.
-        fleet: where the slots at its rate are shared; ``None`` = nowhere.
+        tenant: the name of the tenant in logs, empty without a tenant.
+        fleet: where the slots at its rate are shared, or ``None``.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class Gate:
     def hides(self, lease: Lease, options: Options) -> bool:
         """Hide a message that has come due without running it, if the provider says so.
 
-        Not on the last receive that the queue allows, because SQS would move the message at the
-        next one, and not one that has no time left, see ``retry.budget``: it runs once more.
+        It runs a message at the last receive that the queue allows, because SQS would move it at
+        the next one. It also runs a message without time left, see ``retry.budget``.
         """
         delivery, now = lease.delivery, self._owner.clock()
         with self._owner.lock:
@@ -102,7 +102,7 @@ class Gate:
             lease.awaits_turn = look.waits
             if look.is_probe:
                 self._owner.tell(ProviderProbed(provider=self.provider.name, tenant=self.tenant))
-                lease.slot_at = math.inf  # it needs none: one call, from time to time
+                lease.slot_at = math.inf  # a probe needs no slot
                 self._replace_if_not_run(lease)
         self._owner.tell_now()
         if look.hide_seconds is None:
@@ -166,8 +166,8 @@ class Gate:
         There it waits for a slot at the agreed rate, and for its turn while the provider recovers.
 
         Returns:
-            ``False`` if it needs none, or has one: then it starts now. Else ``start`` is called
-            once it has, or the message is hidden until slots are near again.
+            ``False`` if it needs no slot, or has one, so that it starts now. Otherwise ``start``
+            is called at its slot, or the message is hidden until slots are near again.
         """
         awaits_turn = lease.awaits_turn
         was_late = _is_too_late(lease, self._owner.clock())
@@ -186,8 +186,8 @@ class Gate:
             start()
 
         def hide(until: float) -> None:
-            # SQS hides for whole seconds. Back a little early, it waits for its slot; late, it
-            # would miss it, and nobody else uses that slot if all others are hidden too.
+            # SQS hides for whole seconds. A message that is back early waits for its slot. A late
+            # one would miss it, and the slot is lost if all other messages are hidden too.
             now = self._owner.clock()
             seconds = min(math.floor(until - now), max(1.0, _longest_hold(lease, options)))
             delay = visibility_delay(seconds, lease.delivery, now=time.time())
@@ -214,8 +214,8 @@ class Gate:
     def ended(self, lease: Lease, ended: RunEnd) -> None:
         """Note how a run ended.
 
-        Each failure that a rule attributes to the provider counts, in doubt or not: a gateway that
-        answers 502 is to be left alone, too. An error that no rule knows says nothing.
+        Each failure that a rule attributes to the provider counts, in doubt or not, because a
+        gateway that answers 502 needs a pause too. An error that no rule knows does not count.
         """
         reply = Reply.ANSWERED if ended.end is End.RETURNED else ended.reply
         retry_after = ended.decision.retry_after if isinstance(ended.decision, Hide) else None
@@ -227,7 +227,7 @@ class Gate:
         self._owner.tell_now()
 
     def delayed(self, seconds: float, lease: Lease, ended: RunEnd, options: Options) -> float:
-        """Return how long to hide a message that has failed; remember it for a recall."""
+        """Return how long to hide a message that has failed, and remember it for a recall."""
         if not isinstance(ended.decision, Hide):
             return seconds
         floor = ended.decision.retry_after or 0.0
@@ -287,7 +287,7 @@ class Gate:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has nothing in mind that would be missed."""
+        """Whether it has no state to lose."""
         return self.core.state is State.CLOSED and not self.in_line and not self.hidden
 
     @property
@@ -297,7 +297,7 @@ class Gate:
 
     @property
     def rate(self) -> float:
-        """Calls a second that this worker may make while the provider recovers; else 0."""
+        """The calls a second that this worker may make while the provider recovers, else 0."""
         return self.core.rate.rate if self.core.state is State.RECOVERING else 0.0
 
     @property
@@ -310,10 +310,10 @@ class Gates:
     """The gates of a worker, by provider and tenant.
 
     Arguments:
-        keeper: whose clock and events they share.
+        keeper: the gates share its clock and its events.
         room: most messages that the worker has processes for now.
-        fleet: from the name of a provider and its tenant, and its rate, to where its slots are
-            shared; ``None``: each worker has the rate for itself.
+        fleet: returns where the slots of a provider's tenant are shared, from its name and rate.
+            ``None`` if each worker has the rate for itself.
         rng: draws intervals and delays.
     """
 
@@ -338,7 +338,7 @@ class Gates:
         self._told: deque[WorkerEvent] = deque()
 
     def of(self, provider: Any, tenant: str = "") -> Gate | None:
-        """Return the gate of a task's option ``provider``; ``None``: the task has none."""
+        """Return the gate of a task's option ``provider``, or ``None`` without that option."""
         if provider is None:
             return None
         name = provider if isinstance(provider, str) else provider.name
@@ -362,7 +362,7 @@ class Gates:
             )
 
     def of_call(self, task: Any, payload: Callable[[], Any]) -> Gate | None:
-        """Return the gate of one call of a task; its arguments are read only if they matter."""
+        """Return the gate of one call of a task. Reads its arguments only if they matter."""
         provider = task.backoff_options.provider
         key = getattr(provider, "key", None)
         if key is None:
@@ -405,35 +405,35 @@ class Gates:
             ]
 
     def tell(self, event: WorkerEvent) -> None:
-        """Let observers hear of something once the lock is free: they may write to a slow log."""
+        """Tell observers of an event once the lock is free, because their log may be slow."""
         self._told.append(event)
 
     def tell_now(self) -> None:
-        """Tell observers what they have not heard. Call it without the lock."""
+        """Tell observers of the waiting events. Call it without the lock."""
         with suppress(IndexError):  # another thread has told the last one
             while self._told:
                 self.events.emit(self._told.popleft())
 
     def look_again(self, gate: Gate) -> None:
-        """Look what is to be brought forward, while the provider is not well."""
+        """Look for messages to bring forward, while the provider is not well."""
         if gate.core.state is not State.CLOSED:
             self.pacer.look_soon()
 
     def fault(self) -> str | None:
-        """Say which thread has died, for the heartbeat; ``None``: none has."""
+        """Return which thread has died, for the heartbeat, or ``None``."""
         return self.pacer.fault()
 
     def stop(self) -> None:
-        """Let nothing start, and bring nothing forward any more."""
+        """Stop starting messages and bringing them forward."""
         self.pacer.stop()
 
     # Messages are brought forward
 
     def recall(self) -> float | None:
-        """Let the table bring forward what is due.
+        """Let the table bring due messages forward.
 
         Returns:
-            Seconds until there may be more; ``None`` = not while all providers are well.
+            Seconds until the next look, or ``None`` while all providers are well.
         """
         by_queue: dict[str, list[Lease]] = defaultdict(list)
         most = self._room()
@@ -452,10 +452,10 @@ class Gates:
         return min((pause for pause in pauses if pause is not None), default=None)
 
     def hand_over(self) -> None:
-        """Let what this worker has hidden come back soon, to others, because it stops.
+        """Let this worker's hidden messages come back soon, to others, because it stops.
 
-        Blocks for a few seconds at the most. What no call has reached comes back when its hold
-        ends.
+        Blocks for a few seconds at most. Messages that no call has reached come back when their
+        holds end.
         """
         with self.lock:
             now = self.clock()
@@ -504,7 +504,7 @@ def introduce(app: Any, tasks: Iterable[Any]) -> None:
 
 
 def _tenant(key: str, task: Any, payload: Any) -> str:
-    """The tenant of a call, empty if an argument is missing: then it has the gate of no tenant."""
+    """Return the tenant of a call, empty if an argument is missing."""
     is_call = isinstance(payload, list | tuple) and len(payload) > 1
     args, kwargs = payload[:2] if is_call else ((), {})
     if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
@@ -513,7 +513,7 @@ def _tenant(key: str, task: Any, payload: Any) -> str:
 
 
 def _is_too_late(lease: Lease, now: float) -> bool:
-    """Whether Celery's loop was so slow that calls would begin closer together than agreed."""
+    """Return whether Celery's loop is so late that calls would begin closer than agreed."""
     return lease.slot_at is not None and now - lease.slot_at > LATEST_SECONDS
 
 
