@@ -142,19 +142,24 @@ def test_a_queue_is_declared_without_asking_how_long_it_is():
     assert consumer.connect().default_channel._size("q") == 0
 
 
-def test_what_was_given_back_is_not_started_when_a_process_becomes_free():
-    started, freed = [], []
+@pytest.mark.parametrize(
+    ("is_ours", "fits", "ran"),
+    [(True, True, True), (True, False, False), (False, True, False)],
+    ids=["ours", "the pool cannot take it", "given back"],
+)
+def test_a_task_that_does_not_start_leaves_no_process_waiting(is_ours, fits, ran):
+    """Celery counts the processes that are free; only this gives one back."""
+    freed, started = [], []
     controller = SimpleNamespace(
         _process_task=started.append, _quick_release=lambda: freed.append(1)
     )
     upstream.start_nothing_given_back(
         controller,
-        lambda request: request == "ours",
-        lambda start, request: start(request) is None,
+        lambda request: is_ours,
+        lambda start, request: fits and start(request) is None,
     )
-    controller._process_task("ours")
-    controller._process_task("given back")
-    assert (started, len(freed)) == (["ours"], 1)
+    controller._process_task("request")
+    assert (len(started), len(freed)) == (int(ran), int(not ran))
 
 
 class Pool:
@@ -201,21 +206,6 @@ def test_a_cold_shutdown_has_ended_the_pool_before_the_consumer_stops():
     consumer.pool._pool = None
     consumer.blueprint.on_close()
     assert closed == [1]
-
-
-def test_a_task_that_the_pool_cannot_take_leaves_no_process_waiting():
-    """Celery counts the processes that are free; nobody else would give this one back."""
-    freed = []
-    controller = SimpleNamespace(
-        _process_task=lambda request: None, _quick_release=lambda: freed.append(1)
-    )
-    upstream.start_nothing_given_back(
-        controller, lambda request: True, lambda start, request: request == "fits"
-    )
-    controller._process_task("fits")
-    assert freed == []
-    controller._process_task("too deep")
-    assert freed == [1]
 
 
 def a_pool(module, **facts):
