@@ -238,11 +238,11 @@ class Pace:
         """Go on with this worker's own slots, once the last slots of the fleet are used.
 
         Other workers have slots, too, and for new messages none that is further away. All begin
-        then, so each keeps in step with its last slot of the fleet: no two workers had the same.
+        then, so each leaves out one slot, and keeps in step with its last one of the fleet.
         """
         first = (now if self.waiting_since is None else self.waiting_since) + NEW_SECONDS
         if self._last_slot > -math.inf:
-            steps = max(1, math.ceil((first - self._last_slot) * self.share))
+            steps = 1 + max(1, math.ceil((first - self._last_slot) * self.share))
             first = self._last_slot + steps / self.share
         self.times = Times(first)
         self.keeps_share_until = -math.inf
