@@ -373,9 +373,9 @@ def test_messages_that_are_settled_in_line_use_no_slots() -> None:
     assert world.used(3.0, 20.0) >= 0.9
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("rate", [20.0, 50.0])
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("how", ["is_away", "hangs"])
 def test_a_store_that_goes_away_and_comes_back(
     how: str, workers: int, rate: float, seed: int
