@@ -262,7 +262,7 @@ class OfProvider(WorkerEvent):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderSlowed(OfProvider):
-    """The provider is up and refuses calls, so a rate limits them, without a pause before."""
+    """The provider is up and refuses calls, so they are limited. It was not paused before."""
 
     name = "provider_slowed"
 
@@ -297,7 +297,7 @@ class ProviderRecovering(OfProvider):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderRecovered(OfProvider):
-    """Calls are not limited any more, and ``recalled`` messages were brought forward."""
+    """Calls have no limit again, and ``recalled`` messages were brought forward."""
 
     name = "provider_recovered"
     recalled: int

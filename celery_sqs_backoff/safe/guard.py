@@ -1,4 +1,4 @@
-"""Let one message per key and window run, as often as it comes, and refuse all others.
+"""Let one message per key and window run, as often as it comes, and refuse all other messages.
 
 ::
 
@@ -6,7 +6,7 @@
          ^----release-----/
 
 A run that finds its own message's record marks it as shared: an earlier run may have done the work,
-so neither of them removes the record any more.
+so both of them leave the record.
 """
 
 from __future__ import annotations

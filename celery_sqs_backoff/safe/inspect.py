@@ -35,11 +35,11 @@ class Entry:
 
 
 def look(records: Records, scope: str) -> list[Entry]:
-    """Return what there is under a scope's name.
+    """Return the records under a scope's name.
 
     Arguments:
         scope: a guard's or lock's key, a ``scope=``, or a workflow's name, such as ``"order:7"``;
-            ``"task:NAME:ID"`` for what belongs to one message.
+            ``"task:NAME:ID"`` for the records of one message.
 
     Raises:
         StoreUnavailable: the store did not answer.

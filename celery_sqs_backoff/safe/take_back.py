@@ -73,7 +73,7 @@ def _take_back(
     """Do the next part, of one workflow or of all that the message has entered.
 
     Arguments:
-        by: ID of the task that began to take the workflow back; ``None``: this one would begin.
+        by: ID of the task that began to take the workflow back; ``None`` if this one begins.
         undone: name of the step in ``scope`` that was just undone.
     """
     records = records_of(self.app)

@@ -31,7 +31,7 @@ class SQSBackoffTask(OnCommit, BackoffTask):
     """A Celery task that fails well on Amazon SQS, with guards, steps, locks and idempotency keys.
 
     Guards, steps and locks are recorded in the store that ``app.conf.sqs_backoff["store"]`` names.
-    Where no ``scope`` is given, the record belongs to this **message**: the task's name and the
+    Without a ``scope`` the record belongs to this **message**, that is the task's name and the
     Celery task ID, which stays the same when SQS delivers the message again, when the task is
     retried, and when the message is redriven. Two messages that mean the same work have two IDs;
     a shared record needs a ``scope`` that both name, such as ``"order:7"``.
@@ -77,7 +77,7 @@ class SQSBackoffTask(OnCommit, BackoffTask):
 
         Arguments:
             name: of the step, once per run: ``"charge"``, ``f"release {funding.pk}"``.
-            fn: returns what JSON can hold (dates, decimals and UUIDs included). Not async.
+            fn: returns JSON (dates, decimals and UUIDs included). Not async.
             confirm: signature of the task that confirms it, sent once the step is recorded, with
                 the step's result as first argument, under the same task ID each time.
             scope: owner of the step: text, an int or a UUID. Default: this message.

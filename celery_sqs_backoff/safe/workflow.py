@@ -141,7 +141,7 @@ class Workflow:
 
 def _list_scope(records: Records, message: str, scope: str, run: str) -> None:
     """List a workflow as one that the message has entered, for as long as its record lasts."""
-    # With the run in it, the record of an earlier run is not taken for this one's.
+    # The run in it keeps the record of an earlier run from being taken for this one's.
     mine = {"scopes": [scope], "run": run}
 
     def join(there: dict[str, Any]) -> dict[str, Any]:

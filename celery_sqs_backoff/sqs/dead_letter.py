@@ -62,7 +62,7 @@ class DeadLetterRecord:
     version: int = 1
 
     def to_json(self) -> str:
-        """Serialize. ASCII only, so that no character is one that SQS refuses."""
+        """Serialize as ASCII, because SQS refuses some other characters."""
         fields = {name: value for name, value in vars(self).items() if value is not None}
         return json.dumps(fields, separators=(",", ":"))
 

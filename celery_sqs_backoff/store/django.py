@@ -70,7 +70,7 @@ class DjangoStore:
             end = {} if ttl is None else {"expires_at": now + timedelta(seconds=ttl)}
             return _present(records, now, key, old).update(**_value(new), **end)
 
-        # MySQL counts changed rows, not those found: old and new may be the same.
+        # MySQL counts changed rows, not found ones, and old and new may be the same.
         return bool(self._ask(replace)) or (old == new and self.get(key) == old)
 
     def delete(self, key: str, old: str) -> bool:
@@ -166,7 +166,7 @@ def _is_refused(exc: Exception) -> bool:
 
 
 def _present(records: Any, now: Any, key: str, value: str | None = None) -> Any:
-    """Return the query for a record that has not ended, if it has the value; None = any value."""
+    """Return the query for a record that has not ended, and has the value if one is given."""
     there = records.filter(key=_key(key), expires_at__gt=now)
     return there if value is None else there.filter(digest=_digest(value))
 

@@ -32,7 +32,7 @@ class DynamoDBStore:
 
     Arguments:
         table: its name.
-        region, endpoint_url: as for boto3; ``None`` = what boto3 finds.
+        region, endpoint_url: as for boto3; ``None`` = boto3's own.
         clock_skew_seconds: by how much the workers' clocks may differ, from 0 up.
 
     Raises:

@@ -86,7 +86,7 @@ class Records:
         *,
         keeps_end: bool = False,
     ) -> Record:
-        """Create the record, or write the fields that ``change`` returns for those there.
+        """Create the record, or write the fields that ``change`` returns for the old ones.
 
         Arguments:
             change: may return ``None`` to write no change.

@@ -1,11 +1,11 @@
 """Open the store that ``app.conf.sqs_backoff`` names, once per process, and its records.
 
 =============  =================================================================================
-``store``      a URL or an object; without it there are no guards, steps, locks and workflows
+``store``      a URL or an object; guards, steps, locks and workflows need it
 ``namespace``  text; default: the Celery app's name. It keeps projects apart on one store
 ``secret``     text, or a list of texts of which the first signs; in Django the default is
                ``SECRET_KEY`` with ``SECRET_KEY_FALLBACKS``
-``encrypt``    a ``Fernet`` or the like, for records; default: none
+``encrypt``    a ``Fernet`` or the like, for records; by default not encrypted
 =============  =================================================================================
 """
 
@@ -32,14 +32,14 @@ _opened: dict[tuple[int, str], Store] = {}
 
 
 def is_shared(named: object) -> bool:
-    """Return whether other processes may use the store: all but those in memory."""
+    """Return whether other processes may use the store, which is any store but memory."""
     if isinstance(named, str):
         return named.partition(":")[0] != "memory"
     return named is not None and not isinstance(named, MemoryStore)
 
 
 def open_store(named: object) -> Store:
-    """Return the store of a URL, or the store that is given. It connects when it is asked.
+    """Return the store of a URL, or the given store. It connects at its first call.
 
     Raises:
         ImproperlyConfigured: the URL is invalid, or its library is not installed. The text

@@ -52,7 +52,7 @@ class Admission:
         self.is_open = True
 
     def admit(self, lease: Lease, *, starts: bool) -> Answer:
-        """Say whether a message runs, and settle it if not. The first reason counts.
+        """Return whether a message runs, and settle it if not. The first reason counts.
 
         Asked when the message is received; when Celery has found its task, if that has a provider;
         and when the task is to start, if Celery made it wait. Whether the message is still the
@@ -60,10 +60,10 @@ class Admission:
         request.
 
         ====================  ==========================================  ==========================
-        reason                sign                                        what becomes of it
+        reason                sign                                        the message
         ====================  ==========================================  ==========================
         stopping              the worker receives nothing                given back
-        known, or lost        this worker has settled it, or goes on      nothing
+        known, or lost        this worker has settled it, or goes on      left alone
                               with an earlier receive; or it was lost
         ignored               the app's adapter says so                   deleted
         not understood        no task can be made of it                   hidden; a dead letter at

@@ -130,7 +130,7 @@ def _may_begin(request: Any) -> bool:
 
 
 def _hand_over(receiver: Receiver, start: Callable[[Any], object], request: Any) -> bool:
-    """Give a request to the pool; keep its message if that fails before the task has begun.
+    """Give a request to the pool. Keeps its message if that fails before the task has begun.
 
     Returns:
         Whether the pool has taken it.

@@ -44,7 +44,7 @@ class Foreign:
         self._origin = origin
 
     def payload(self, queue: str, message: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Make the payload of a task; ``None`` if the queue has no adapter.
+        """Make the payload of a task, or return ``None`` if the queue has no adapter.
 
         Raises:
             NotUnderstood: the adapter raised, returned ``None``, or no call of a task here.
@@ -90,7 +90,7 @@ class Foreign:
             task,
             args,
             kwargs,
-            # Celery logs these. The arguments are a stranger's.
+            # Celery logs these, and a stranger has sent the arguments.
             argsrepr="(...)",
             kwargsrepr="{...}",
             origin=self._origin,

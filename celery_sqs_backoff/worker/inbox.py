@@ -49,7 +49,7 @@ class Inbox:
         window.on_freed = self.wake
 
     def put(self, lease: Lease) -> None:
-        """Add a message; from any thread."""
+        """Add a message. Safe in any thread."""
         with self._cond:
             self._leases.append(lease)
             self._cond.notify()

@@ -33,7 +33,7 @@ from .settlement import Call, Entry, SettlementTable
 
 logger = get_logger(__name__)
 
-#: What the heartbeat calls the thread that waits.
+#: The name of the waiting thread in the heartbeat.
 _NAME = "the keeper"
 _LONGEST_TURN_SECONDS = 20.0
 
@@ -48,7 +48,7 @@ _POSTPONED_SECONDS = 5
 
 
 def seconds_awake_or_not() -> float:
-    """A monotonic clock that goes on while a virtual machine is suspended, as SQS's does."""
+    """Return the time of a monotonic clock that goes on while a virtual machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -111,7 +111,7 @@ class Keeper:
                 self.give_up(lease, record)
 
     def settled(self, lease: Lease) -> None:
-        """Stop holding the lease; carry its settlement out soon. Called by the lease."""
+        """Stop holding the lease, and carry its settlement out soon. Called by the lease."""
         with self.lock:
             self._calls.setdefault(lease.queue.url, lease.calls)
             if lease.state is State.LOST:
@@ -124,12 +124,12 @@ class Keeper:
         lease.free_place()
 
     def ended(self, lease: Lease) -> None:
-        """The run of a message that was lost has ended. Called by the lease."""
+        """Note that the run of a lost message has ended. Called by the lease."""
         with self.lock:
             self._table.forget(lease)
 
     def give_up(self, lease: Lease, record: DeadLetterRecord) -> bool:
-        """Make a message a dead letter; hide it until it is known where its dead letters go.
+        """Make a message a dead letter. Hides it first if its dead-letter queue is not known yet.
 
         When it comes back, this worker does not run it again.
         """
@@ -223,7 +223,7 @@ class Keeper:
             self._thread.join(timeout_seconds)
 
     def _fault(self) -> str | None:
-        """Say that the thread has died; ``None``: it waits, and hands calls out."""
+        """Return a text if the thread has died, or ``None`` while it lives."""
         is_alive = self._thread is not None and self._thread.is_alive()
         return None if is_alive else "the keeper has died"
 
@@ -263,7 +263,7 @@ class Keeper:
     # Calls
 
     def next_call(self) -> Call | None:
-        """Take the call that is due now, if any; ``perform`` it, or ``enter`` its results."""
+        """Take the call that is due now, if any. Then ``perform`` it, or ``enter`` its results."""
         with self.lock:
             call = self._table.take(self.clock())
         if self._table.events or self._table.losses:

@@ -119,7 +119,7 @@ class Lease:
         queue: the queue's attributes.
         calls: the port to the queue.
         message: the message as ReceiveMessage returned it.
-        body: its body as it is on the queue.
+        body: its body, unchanged.
         delivery: the same receive, in numbers.
         received_at: when the worker saw the message.
         keeper: carries out the settlement; notified once, in the settling thread.
@@ -226,7 +226,7 @@ class Lease:
         return self._settle(State.DELETE, is_finished=True)
 
     def drop(self) -> bool:
-        """Delete the message: its task is given up. If it was lost, it runs again."""
+        """Delete the message of a task that is given up. If it was lost, it runs again."""
         return self._settle(State.DELETE)
 
     def defer(self, seconds: float) -> bool:
@@ -333,7 +333,7 @@ class Lease:
             self.may_be_lost = self.in_doubt = False
 
     def shed(self) -> None:
-        """Drop the content, which is of no use while SQS hides the message: thousands may be."""
+        """Drop the content while SQS hides the message, because a worker may have thousands."""
         self.body, self.message, self.payload = "", {}, None
         self.handed_to_pool, self.on_lost, self.go_on = _no, None, None
 

@@ -171,7 +171,7 @@ class Receiver:
         return known[0] if known else self.read_queue(url)
 
     def read_queue(self, url: str) -> Queue:
-        """Return a queue's attributes; read them again if that was long ago."""
+        """Return a queue's attributes. Reads them again if that was long ago."""
         known = self._queues.get(url)
         if known is not None:
             queue, read_at = known
@@ -333,7 +333,7 @@ def name_among_workers(consumer: Any) -> str:
 
 
 def _bounded_wait(seconds: object) -> int:
-    """Return the length of a long poll: the user's, else SQS's longest."""
+    """Return the length of a long poll, by default SQS's longest."""
     if not isinstance(seconds, int | float | str):
         return MAX_WAIT_TIME_SECONDS
     return max(0, min(MAX_WAIT_TIME_SECONDS, int(seconds)))

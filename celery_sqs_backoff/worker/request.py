@@ -97,7 +97,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         return {**self._request_dict, DELIVERY_KEY: self.lease.delivery}
 
     def refuse(self) -> None:
-        """Give the message up without running its task: admission has refused it."""
+        """Give the message up without running its task, because admission has refused it."""
         assert self.lease is not None
         assert self.lease.refused is not None
         reason = self.lease.refused
@@ -224,7 +224,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             self.send_event("task-rejected", requeue=requeue)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
-        """Settle before Celery stores the result; a message that comes back is announced then."""
+        """Settle before Celery stores the result. A message that comes back is announced later."""
         announce = partial(super()._announce_revoked, reason, terminated, signum, expired)
         if self.lease is None:
             announce()
@@ -371,7 +371,7 @@ def _announce_retry(request: BackoffRequest, exc: Exception, exc_info: Any, dela
 
 
 def _store_retry(request: BackoffRequest, exc: Exception, traceback: str) -> None:
-    """Store RETRY in another thread, which has its own backend; wait for a second at most.
+    """Store RETRY in another thread with a backend of its own, and wait a second at most.
 
     Celery's Redis backend waits two minutes for a response, and its database backend for as long as
     the database is silent. The event loop must not.
