@@ -269,7 +269,7 @@ def check_signature(option: str, signature: object) -> None:
 
 
 def _why_unnoticed(undo: Signature, task: Any) -> str | None:
-    """Return why a task may end without success or dead letter; ``None``: it cannot."""
+    """Return why a task may end without success or dead letter, or ``None``."""
     if (undo.options.get("expires") or getattr(task, "expires", None)) is not None:
         return "expires"
     options = getattr(task, "backoff_options", None)

@@ -65,7 +65,7 @@ def read_envelope(body: str) -> Envelope | None:
 
 
 def arguments(body: str) -> tuple[Any, Any] | None:
-    """Decode a task's positional and keyword arguments; ``None`` if they are not JSON.
+    """Decode a task's arguments, or return ``None`` if they are not JSON.
 
     They are the user's data: for a person who has asked to see them, never for a log.
     """
@@ -100,7 +100,7 @@ def with_headers(body: str, **headers: object) -> str:
 
 
 def iso_time(seconds: float) -> str:
-    """Write a time as Celery writes ``eta`` and ``expires``: ISO 8601, UTC."""
+    """Write a time in ISO 8601 and UTC, as Celery writes ``eta`` and ``expires``."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
 
 

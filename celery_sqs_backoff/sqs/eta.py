@@ -23,7 +23,7 @@ def delay_seconds(seconds: float) -> int:
 
 
 def parse_eta(header: object) -> float | None:
-    """Read the ``eta`` header (ISO 8601; UTC unless it says otherwise), as seconds since the epoch.
+    """Read the ``eta`` header (ISO 8601, by default UTC) as seconds since the epoch.
 
     ``None`` if it is missing or not a time; Celery reports the latter.
     """

@@ -67,7 +67,7 @@ class Memory:
         return self._with_texts.get(message_id) or self.fates.get(message_id)
 
     def count_crash(self, message_id: str) -> int:
-        """Count a run of the message that ended with its process; return how many did so far."""
+        """Count a run of the message that ended with its process, and return the count."""
         with self._lock:
             return _remember(self.crashes, message_id, self.crashes.get(message_id, 0) + 1)
 

@@ -33,7 +33,7 @@ def longest_delay(delivery: Delivery, *, now: float) -> int:
 
 
 def visibility_delay(delay: float, delivery: Delivery, *, now: float) -> int:
-    """Turn a drawn delay into a visibility timeout: whole seconds, at least 1, and allowed.
+    """Turn a drawn delay into whole seconds that SQS allows, at least 1.
 
     Rounds up, so that a draw spread over (0, n] is spread evenly over 1..n.
     """

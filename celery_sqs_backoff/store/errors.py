@@ -13,7 +13,7 @@ class SafeError(ExplicitOutcome):
 
     @property
     def verdict(self) -> Verdict:
-        """UNKNOWN: no undo, no release of a guard, no retry."""
+        """UNKNOWN, so there is no undo, no release of a guard and no retry."""
         return Verdict(Outcome.UNKNOWN)
 
 
@@ -22,7 +22,7 @@ class TryLater(SafeError):
 
     @property
     def verdict(self) -> Verdict:
-        """UNKNOWN, but safe to repeat: retried without undo."""
+        """UNKNOWN, but safe to repeat, so retried without undo."""
         return Verdict(Outcome.UNKNOWN, safe_to_repeat=True)
 
 

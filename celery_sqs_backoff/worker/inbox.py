@@ -56,7 +56,7 @@ class Inbox:
         self.wake()
 
     def wake(self) -> None:
-        """Deliver soon the messages that can be delivered; from any thread.
+        """Deliver the messages that can start, soon. Safe in any thread.
 
         Raises:
             Exception: the event loop does not take callbacks.

@@ -198,7 +198,7 @@ class Keeper:
             self.perform(call)
 
     def flush(self, timeout_seconds: float) -> int:
-        """Make the waiting calls, end the threads; return how many settlements are unconfirmed."""
+        """Make the waiting calls, end the threads, and count the unconfirmed settlements."""
         with self.lock:
             self._stopping = True
             self._table.hurry(self.clock())

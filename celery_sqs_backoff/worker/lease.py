@@ -222,7 +222,7 @@ class Lease:
     # Settling
 
     def done(self) -> bool:
-        """Delete the message: its task is finished. This worker does not run it again."""
+        """Delete the message of a finished task. This worker does not run it again."""
         return self._settle(State.DELETE, is_finished=True)
 
     def drop(self) -> bool:
@@ -238,7 +238,7 @@ class Lease:
         return self._settle(State.GIVE_BACK, due_at=self.keeper.clock())
 
     def give_back(self, *, until: float | None = None, was_due: bool = False) -> bool:
-        """Give back a message without starting its task: this receive was no attempt.
+        """Give back a message without starting its task. This receive was no attempt.
 
         Arguments:
             until: hide it until then. ``None``: show it immediately.
@@ -357,7 +357,7 @@ class Lease:
         return self.may_be_lost or now >= self.visible_at or (self.in_doubt and now >= self.due_at)
 
     def seconds_to_hide(self, now: float) -> int:
-        """Return the timeout to ask for at a settlement: 0 to show the message, else at least 1."""
+        """Return the timeout for a settlement, at least 1, or 0 to show the message."""
         if self.state is State.GIVE_BACK:
             return 0
         least = 1 if self.state is State.HIDE else 0
@@ -365,7 +365,7 @@ class Lease:
         return max(least, min(math.ceil(self.due_at - now), left))
 
     def seconds_to_renew(self, now: float, spread_seconds: int) -> int:
-        """Return the timeout to ask for at a renewal; 0 or less when the 12 hours are used up.
+        """Return the timeout for a renewal. 0 or less once the 12 hours are used up.
 
         Arguments:
             now: the time.

@@ -73,7 +73,7 @@ class Observation:
         self._stops: list[Callable[[], object]] = []
 
     def start(self) -> None:
-        """Start the observers; once per worker."""
+        """Start the observers, once per worker."""
         self._stops.append(self._events.subscribe(Announce(self._app.tasks.get)))
         self._stops.append(self._events.subscribe(self._waiting))
         # Of the settings, of a library or of its plug-ins: whatever it is, the worker works.
@@ -196,7 +196,7 @@ class Observation:
         return None
 
     def _page(self) -> Callable[[], tuple[bytes, str]] | None:
-        """Return a function that makes the page of metrics; ``None``: the library is missing."""
+        """Return a function that makes the page of metrics, or ``None`` without the library."""
         try:
             from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
         except ImportError as exc:

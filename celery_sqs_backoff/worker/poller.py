@@ -119,7 +119,7 @@ class Poller:
             self._survive(self._poll)
 
     def _goes_on(self) -> bool:
-        """Return whether the main thread continues; if not, the next ``start`` creates another."""
+        """Return whether the main thread continues. If not, the next ``start`` creates another."""
         with self._lock:
             if self._stopped.is_set():
                 self._main = None
@@ -175,7 +175,7 @@ class Poller:
         return main is not None and main.is_alive()
 
     def _tell(self, received: Received) -> int:
-        """Tell observers how a receive ended; return how many in a row have failed."""
+        """Tell observers how a receive ended, and return how many in a row have failed."""
         if received.failure is not None:
             failures = self._failures = self._failures + 1
             code = received.failure.code
@@ -221,7 +221,7 @@ class Poller:
             self._stopped.wait(_AFTER_TOO_SOON_SECONDS)
 
     def _start_helper(self) -> None:
-        """The queue has a backlog: let another thread receive too, if there is room."""
+        """Let another thread receive too, if the queue has a backlog and there is room."""
         with self._lock:
             if self._stopped.is_set() or self._helpers >= _MAX_CALLS - 1:
                 return

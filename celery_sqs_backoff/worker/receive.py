@@ -117,7 +117,7 @@ class Receiver:
         )
 
     def pause(self) -> None:
-        """Stop receiving; give back messages that have not started or that still arrive."""
+        """Stop receiving, and give back messages that have not started or that still arrive."""
         self.admission.is_open = False
         for poller in self._pollers.values():
             poller.stop()
@@ -166,7 +166,7 @@ class Receiver:
     # Queues
 
     def queue(self, url: str) -> Queue:
-        """Return a queue as it was last read; read it if it never was."""
+        """Return a queue's newest known attributes. Reads an unknown queue."""
         known = self._queues.get(url)
         return known[0] if known else self.read_queue(url)
 

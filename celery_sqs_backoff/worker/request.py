@@ -176,7 +176,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             logger.info("Task %s cannot be cancelled in this pool", _named(self))
 
     def cut_short(self) -> None:
-        """Settle a run that ends with the worker: another one may start the message immediately."""
+        """Settle a run that ends with the worker, so that another worker may start the message."""
         if self.lease is not None:
             self._end(RunEnd(End.CANCELLED), _NO_ERROR, None)
 
@@ -407,7 +407,7 @@ def _named(request: BackoffRequest) -> str:
 
 
 def _contained(request: BackoffRequest, callback: Callable[..., object], *args: Any) -> None:
-    """Call code that may fail (a result backend, a hook): the message has been settled."""
+    """Call a result backend or a hook, and log its error, because the message is settled."""
     try:
         callback(*args)
     except Exception as exc:  # noqa: BLE001  # Celery's and users' code; its error would be lost

@@ -133,7 +133,7 @@ class Settler:
         return ended.end is End.RAISED or (isinstance(settle, DeadLetter) and is_last)
 
     def _take_back(self) -> bool:
-        """Let the task's extension do its duty for the message; return whether it did."""
+        """Let the task's extension send the undoing of steps, and return whether it did."""
         delivery, request = self.lease.delivery, self._request
         give_up = partial(
             request.task.extension.given_up,

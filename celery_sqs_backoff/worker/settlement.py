@@ -111,7 +111,7 @@ class Agenda(dict[Lease, float]):
             heapq.heapify(self.heap)
 
     def first_at(self) -> float:
-        """Return when the first lease is due; infinity if the agenda is empty."""
+        """Return when the first lease is due, or infinity if the agenda is empty."""
         while self.heap:
             at, _, lease = self.heap[0]
             if self.get(lease) == at:
@@ -328,7 +328,7 @@ class SettlementTable:
         return happened
 
     def next_at(self) -> float:
-        """Return when ``take`` is worth calling; infinity if no call will be due."""
+        """Return when ``take`` is worth calling, or infinity if no call will be due."""
         # The first hold may have been cancelled. Then `take` drops it, and has no call.
         first = self._holds.heap[0][0] if self._holds.heap else math.inf
         return min(first, min(map(_LOOK_AT, self._lanes.values()), default=math.inf))
@@ -385,7 +385,7 @@ class SettlementTable:
                 entries.append(entry)
 
     def _entry(self, lease: Lease, lane: Lane, now: float) -> Entry | None:
-        """Return the entry to ask of SQS for a lease now; ``None`` if it is too late."""
+        """Return the entry to ask of SQS for a lease now, or ``None`` if it is too late."""
         if lane.operation is Operation.DELETE:
             return Entry(lease, State.DELETE, lease.handle)
         if lane.operation is Operation.SEND:

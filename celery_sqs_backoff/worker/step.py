@@ -45,7 +45,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         return bool(c.conninfo.transport.driver_type == "sqs")
 
     def create(self, c: Any) -> None:
-        """Before any start(): Tasks.start() asks each task for its strategy."""
+        """Prepare before any start(), because Tasks.start() asks each task for its strategy."""
         self._keeper = Keeper()
         self._receiver = c.sqs_receiver = Receiver(c, self._keeper)
         consume.install(c, self._receiver)
@@ -61,7 +61,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         upstream.remember_running_tasks(c)
 
     def start(self, c: Any) -> None:
-        """Run before the first message is asked for: after Tasks, before the event loop."""
+        """Run after Tasks and before the event loop, so before the first receive."""
         if c.hub is not None:
             self._wake_event_loop = upstream.wake_event_loop(c.hub)
         channel = c.task_consumer.channel
@@ -76,7 +76,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
             self._check_queues(c)
 
     def stop(self, c: Any) -> None:
-        """Run at every reconnect, and when a shutdown begins: waiting messages will not start.
+        """Run at every reconnect and shutdown, after which waiting messages will not start.
 
         They are given back immediately, and the running ones keep their leases.
         """
@@ -87,7 +87,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         self.stop(c)
 
     def shutdown(self, c: Any) -> None:
-        """Run after the pool has stopped: whatever will be settled has been."""
+        """Run after the pool has stopped and all ended runs are settled."""
         atexit.unregister(self.shutdown)
         self._receiver.gates.stop()
         for request in active_requests():
@@ -107,7 +107,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         self._wake_event_loop()
 
     def _watch_event_loop(self, c: Any) -> None:
-        """Expect Celery's loop to turn; on solo it stands still while a task runs."""
+        """Expect Celery's loop to turn. On solo it stands still while a task runs."""
         if isinstance(c.pool, solo.TaskPool):
             return
         pulse = self._keeper.pulse

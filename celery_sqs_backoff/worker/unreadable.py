@@ -34,7 +34,7 @@ _NO_ERROR = ErrorText()
 
 
 def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) -> None:
-    """Hide a message for a while; at its last receive make it a dead letter.
+    """Hide a message for a while. At its last receive it becomes a dead letter.
 
     So it becomes before SQS deletes it, because the queue's retention period is over.
     It is logged at its 1st, 2nd, 4th, 8th ... receive, because its sender must not be able to fill

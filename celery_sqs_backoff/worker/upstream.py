@@ -137,7 +137,7 @@ def pool_size(pool: Any) -> int:
 
 
 def remember_running_tasks(consumer: Any) -> None:
-    """Prefork: at a lost connection or a stop, do not forget which tasks are running.
+    """Keep prefork from forgetting its running tasks at a lost connection or a stop.
 
     ``AsynPool.flush`` drops jobs from the pool's cache, so Celery never hears of their results. All
     versions: it forgets tasks that a process has been sent and has not accepted yet. They run,
@@ -164,7 +164,7 @@ def start_nothing_given_back(
     may_start: Callable[[Any], bool],
     start: Callable[[Callable[[Any], object], Any], bool],
 ) -> None:
-    """Prefork: do not start a task that waits for a process, if its message was given back.
+    """Keep prefork from starting a waiting task after its message was given back.
 
     All versions: between the stop of the consumer and that of the pool, the end of a task starts
     the next one that waits. And if that cannot be started, the error ends the worker.

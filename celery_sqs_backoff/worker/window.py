@@ -120,11 +120,11 @@ class Throughput:
 
     @property
     def settled_during_a_call(self) -> int:
-        """An estimate; 0 as long as it is unknown."""
+        """An estimate, or 0 while it is unknown."""
         return self.settled_within(self._seconds_per_call)
 
     def settled_within(self, seconds: float) -> int:
-        """How many messages a busy worker settles in a number of seconds; 0 if unknown."""
+        """Return how many messages a busy worker settles in this time, or 0 if unknown."""
         if self._seconds_per_message <= 0:
             return MAX_BATCH_ENTRIES
         return int(seconds / self._seconds_per_message)
@@ -234,7 +234,7 @@ class Window:
     def wait_for_room(
         self, queue: str, is_over: Callable[[], bool], *, most: int = MAX_BATCH_ENTRIES
     ) -> int:
-        """Wait until a receive is worthwhile; return how many messages to request.
+        """Wait until a receive is worthwhile, and return how many messages to request.
 
         They count as expected until :meth:`responded`. Returns 0 when ``is_over()``.
         """
@@ -256,7 +256,7 @@ class Window:
             return 0
 
     def take_more(self, queue: str) -> int:
-        """Return how many messages a further call may ask for; 0 = make no call.
+        """Return how many messages a further call may ask for, or 0 for no call.
 
         Only full batches: calls cost money, and the poller's own call is under way.
         """
@@ -268,7 +268,7 @@ class Window:
             return self._reserve(queue, load.wanted)
 
     def responded(self, queue: str, *, asked_for: int, messages: int, seconds: float) -> None:
-        """Note the response to a call; its messages have been counted by :meth:`received`."""
+        """Note the response to a call. Its messages were counted by :meth:`received` before."""
         full = messages >= asked_for
         with self._cond:
             calls = self._queues[queue]
