@@ -55,7 +55,7 @@ class Scene:
         others: tasks of another provider a second, on the same workers, while the first is down.
         agreed: the task's agreed rate, over a store.
         patience: seconds after the outage, then the scene has failed.
-        goal: what the issue asks for.
+        goal: the most that the scene may take.
     """
 
     mails: int = 400

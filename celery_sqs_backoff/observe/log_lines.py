@@ -52,7 +52,7 @@ LINES: Final = (
     LogLine(
         of.DeadLettered,
         WARNING,
-        "%(facts)s: deleted, because no dead-letter queue is to get it",
+        "%(facts)s: deleted, because no dead-letter queue takes it",
         lambda event: not event.is_kept,
     ),
     LogLine(of.LeaseLost, ERROR, "%(facts)s: another worker may be running it"),
