@@ -23,6 +23,7 @@ EXTRAS = {
     "django": ("contrib", "store", "commands"),
     "matplotlib": ("simulate",),
     "moto": ("testing.py",),
+    "opentelemetry": ("task",),  # only where it is loaded
     "prometheus_client": ("observe", "worker"),
     "pytest": ("testing.py",),
     "redis": ("store",),
