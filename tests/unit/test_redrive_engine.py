@@ -97,26 +97,27 @@ def test_what_is_sent_and_cannot_be_deleted_is_bounded(world):
 
 # Messages written by strangers
 
-HOSTILE = {
-    "replays 1e999": {REPLAY_ATTRIBUTE: text('{"replays":1e999,"run":"a"}')},
-    "replays Infinity": {REPLAY_ATTRIBUTE: text('{"replays":Infinity}')},
-    "replays -99": {REPLAY_ATTRIBUTE: text('{"replays":-99}')},
-    "replays huge": {REPLAY_ATTRIBUTE: text(f'{{"replays":{"9" * 4000}}}')},
-    "due_at 1e999": {ATTRIBUTE_NAME: text('{"due_at":1e999}')},
-    "due_at huge": {ATTRIBUTE_NAME: text(f'{{"due_at":1{"0" * 400}}}')},
-    "record deep": {ATTRIBUTE_NAME: text("[" * 100_000)},
-    "no type": {ATTRIBUTE_NAME: text('{"attributes":{"x":{"StringValue":"v"}}}')},
-    "not text": {ATTRIBUTE_NAME: text('{"attributes":{"x":{"DataType":5,"StringValue":7}}}')},
-    "20 attributes": {
-        ATTRIBUTE_NAME: text(json.dumps({"attributes": {f"a{i}": text("v") for i in range(20)}}))
-    },
+BROKEN_MARKS = {
+    "replays 1e999": '{"replays":1e999,"run":"a"}',
+    "replays Infinity": '{"replays":Infinity}',
+    "replays -99": '{"replays":-99}',
+    "replays huge": f'{{"replays":{"9" * 4000}}}',
+}
+BROKEN_RECORDS = {
+    "due_at 1e999": '{"due_at":1e999}',
+    "due_at huge": f'{{"due_at":1{"0" * 400}}}',
+    "record deep": "[" * 100_000,
+    "no type": '{"attributes":{"x":{"StringValue":"v"}}}',
+    "not text": '{"attributes":{"x":{"DataType":5,"StringValue":7}}}',
+    "20 attributes": json.dumps({"attributes": {f"a{i}": text("v") for i in range(20)}}),
 }
 
 
-@pytest.mark.parametrize("attributes", HOSTILE.values(), ids=HOSTILE)
-def test_one_hostile_message_is_unreadable_and_holds_up_no_other(world, attributes):
+@pytest.mark.parametrize("mark", BROKEN_MARKS.values(), ids=BROKEN_MARKS)
+def test_a_message_with_a_broken_mark_is_unreadable_and_holds_up_no_other(world, mark):
+    """Its replays cannot be counted, so it could circle for ever."""
     world.fill(*bodies(9))
-    hostile = world.fill("hostile", MessageAttributes=attributes)
+    hostile = world.fill("hostile", MessageAttributes={REPLAY_ATTRIBUTE: text(mark)})
     report = world.redrive()
     assert (report.ended, report.sent, report.failed) == (Ended.DONE, 9, 1)
     (event,) = [event for event in world.events if isinstance(event, Failed)]
@@ -125,9 +126,19 @@ def test_one_hostile_message_is_unreadable_and_holds_up_no_other(world, attribut
     assert world.bodies(world.source) == Counter(["hostile"])
 
 
+@pytest.mark.parametrize("record", BROKEN_RECORDS.values(), ids=BROKEN_RECORDS)
+def test_a_message_with_a_broken_record_is_sent_like_one_without(world, record):
+    world.fill(*bodies(9))
+    world.fill("hostile", MessageAttributes={ATTRIBUTE_NAME: text(record)})
+    report = world.redrive()
+    assert (report.ended, report.sent, report.failed) == (Ended.DONE, 10, 0)
+    assert world.bodies(world.main) == Counter([*bodies(9), "hostile"])
+
+
 def test_delete_deletes_poison_and_unreadable_ones_and_those_without_a_destination(world):
     world.fill("poison", MessageAttributes={REPLAY_ATTRIBUTE: text('{"replays":99}')})
-    world.fill("hostile", MessageAttributes=HOSTILE["due_at 1e999"])
+    broken = text(BROKEN_MARKS["replays 1e999"])
+    world.fill("hostile", MessageAttributes={REPLAY_ATTRIBUTE: broken})
     nowhere = text('{"origin":"arn:aws:sqs:us-east-1:1:nowhere","outcome":"UNKNOWN"}')
     world.fill("nowhere", MessageAttributes={ATTRIBUTE_NAME: nowhere})
     report = world.redrive(delete=True, dump="not written here")
