@@ -12,10 +12,15 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any
 
+from celery import Celery
+
+from celery_sqs_backoff import SQSBackoffTask
+from celery_sqs_backoff.safe import Busy
 from celery_sqs_backoff.safe.document import Document
 from celery_sqs_backoff.store.records import Records
 from celery_sqs_backoff.store.settings import open_store
@@ -134,6 +139,8 @@ def _serve(url: str, asked: IO[str], answers: IO[str]) -> None:
             answer: Any = True
         elif function == "step":
             answer = _step(_records(store), *arguments)
+        elif function == "take_turns":
+            answer = _take_turns(store, *arguments)
         else:
             answer = getattr(store, function)(*arguments)
         answers.write(json.dumps(answer) + "\n")
@@ -150,10 +157,27 @@ def _step(records: Records, scope: str, name: str) -> Any:
     return document.step(name, lambda: name, (), {}, message=None, is_certain=lambda _: False)
 
 
+def _take_turns(store: Any, key: str, path: str, turns: int) -> int:
+    """Enter ``exclusive`` so often, and return how often no other process was inside."""
+    app = Celery("race", set_as_current=False)
+    app.conf.sqs_backoff = {"store": store}
+
+    @app.task(name="race", base=SQSBackoffTask)
+    def race() -> None: ...
+
+    done = alone = 0
+    while done < turns:
+        with suppress(Busy), race.exclusive(key):
+            done += 1
+            with suppress(FileExistsError), open(path, "x"):
+                time.sleep(0.005)
+                alone += 1
+                os.unlink(path)
+    return alone
+
+
 def _shift_clocks(seconds: float) -> None:
     """Let this process's clock be wrong by so much."""
-    import time
-
     right = time.time
     time.time = lambda: right() + seconds
 

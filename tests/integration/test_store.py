@@ -149,7 +149,7 @@ def peers(any_store: Served) -> Iterator[list[Peer]]:
         yield peers
 
 
-def _all(peers: list[Peer], function: str, *arguments: list[object]) -> list[object]:
+def _all(peers: list[Peer], function: str, *arguments: list[Any]) -> list[Any]:
     """Ask all at once; ``arguments`` are per peer."""
     for peer, own in zip(peers, zip(*arguments, strict=True), strict=True):
         peer.ask(function, *own)
@@ -195,6 +195,15 @@ def test_steps_that_many_processes_begin_at_once_are_all_listed(
     assert _all(peers, "step", [key] * PEERS, names) == names
     records = Records(Vault(any_store.store, namespace="race", secrets=["secret"]))
     assert sorted(Document(records, "steps", key).fields["steps"]) == sorted(names)
+
+
+@pytest.mark.parametrize("any_store", ["redis"], indirect=True)
+def test_of_many_processes_one_at_a_time_is_inside_exclusive(
+    peers: list[Peer], key: str, tmp_path: Path
+) -> None:
+    some = peers[:4]
+    turns = _all(some, "take_turns", [key] * 4, [str(tmp_path / "inside")] * 4, [10] * 4)
+    assert sum(turns) == 40, "turns in which no other process was inside"
 
 
 def test_what_a_killed_process_recorded_is_there(any_store: Served, key: str) -> None:
@@ -258,10 +267,11 @@ def test_mariadb_sessions_in_two_time_zones_agree_when_a_record_ends(tmp_path: P
         )
         elsewhere = open_store("django://elsewhere")
         for mine, theirs in ((there.store, elsewhere), (elsewhere, there.store)):
-            key = key_of("lock", id(mine))
-            assert mine.add(key, "held", 1.5) is None
-            assert theirs.add(key, "stolen", 60) == "held"
-            eventually(lambda theirs=theirs, key=key: theirs.get(key) is None, timeout=5)
+            held, ended = key_of("lock", id(mine)), key_of("ended", id(mine))
+            assert mine.add(held, "held", 60) is None
+            assert theirs.add(held, "stolen", 60) == "held"
+            assert mine.add(ended, "held", 0.2) is None
+            eventually(lambda theirs=theirs, key=ended: theirs.get(key) is None, timeout=5)
         project.close("elsewhere")
 
 
