@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from celery_sqs_backoff.store.settings import vault_of
-from celery_sqs_backoff.store.vault import Vault
+from celery_sqs_backoff.store.records import Records
+from celery_sqs_backoff.store.settings import records_of
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -42,8 +42,8 @@ def journal_directory() -> Path | None:
     return directory
 
 
-def open_vault(app: Any) -> Vault:
-    """Return the app's vault, and set Django up first in a Django project.
+def open_records(app: Any) -> Records:
+    """Return the app's records, and set Django up first in a Django project.
 
     ``celery`` does not set Django up. The store may be in the project's database, and its
     ``SECRET_KEY`` signs the records.
@@ -57,7 +57,7 @@ def open_vault(app: Any) -> Vault:
 
         if not apps.ready:  # manage.py has set it up
             django.setup()
-    return vault_of(app)
+    return records_of(app)
 
 
 @contextmanager

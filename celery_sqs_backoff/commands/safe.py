@@ -12,11 +12,10 @@ from celery.exceptions import ImproperlyConfigured
 from celery_sqs_backoff.safe.document import CLOSING
 from celery_sqs_backoff.safe.inspect import Entry, free, kept_steps, look
 from celery_sqs_backoff.store.errors import SafeError
-from celery_sqs_backoff.store.settings import records_of
 from celery_sqs_backoff.text import printable
 
 from .command import CommandFailed, app_of, command
-from .environment import open_vault
+from .environment import open_records
 from .exit_codes import DONE, FOUND, UNREACHABLE, USAGE
 from .options import option
 
@@ -74,8 +73,7 @@ def sqs_safe(
         raise click.UsageError("free: say which records, with --kind")
     app = app_of(ctx)
     try:
-        open_vault(app)  # sets Django up
-        records = records_of(app)
+        records = open_records(app)
         found = [
             entry
             for entry in look(records, scope)

@@ -24,7 +24,7 @@ from celery_sqs_backoff.sqs.find_queue import QueueFinder, connection_to_look, w
 from celery_sqs_backoff.store.settings import is_shared
 
 from .command import app_of, command, make_read_failure
-from .environment import open_vault
+from .environment import open_records
 from .exit_codes import DONE, UNREACHABLE
 from .options import option, queues_option, select_queues
 
@@ -104,7 +104,7 @@ def _workers(app: Any) -> tuple[list[WorkerNow] | None, str]:
     if not is_shared(store):
         return None, _NO_STORE if store is None else _OWN_STORE
     try:
-        return list(Board(open_vault(app)).read().values()), ""
+        return list(Board(open_records(app)).read().values()), ""
     except Exception as exc:  # noqa: BLE001  # the store's client may raise anything
         # Leave out the text of a client's error, because it may quote the URL with its password.
         return None, f"the store could not be read ({type(exc.__cause__ or exc).__name__})"

@@ -6,13 +6,13 @@ for long. It holds names of queues and numbers, but no content of messages.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from ..store.protocol import KEEP_SECONDS, Store, key_of
+from ..store.protocol import KEEP_SECONDS
+from ..store.records import Record, Records
 
 #: A record is written several times in this time; then it is taken for that of a dead worker.
 TTL_SECONDS: Final = 60.0
@@ -23,8 +23,9 @@ _MOST_PROVIDERS: Final = 100
 #: States of a provider, the worst first.
 _WORST_FIRST: Final = ("paused", "recovering", "ok")
 
-#: How often to try to change the list of workers while others change it too.
-_TRIES: Final = 20
+#: Kind of the records, and name of the one that lists the workers.
+_KIND: Final = "status"
+_LIST: Final = "workers"
 
 
 def find_first(times: Iterable[float | None]) -> float | None:
@@ -93,20 +94,19 @@ class WorkerNow:
     queues: Mapping[str, QueueNow] = field(default_factory=dict)
     providers: tuple[ProviderNow, ...] = ()
 
-    def as_text(self) -> str:
+    def as_fields(self) -> dict[str, Any]:
         """Return the record for the store, with the worst providers."""
         providers = sorted(self.providers, key=lambda one: one.badness)[:_MOST_PROVIDERS]
-        return json.dumps(asdict(replace(self, providers=tuple(providers))))
+        return asdict(replace(self, providers=tuple(providers)))
 
     @classmethod
-    def from_text(cls, text: str) -> WorkerNow:
+    def from_fields(cls, found: Mapping[str, Any]) -> WorkerNow:
         """Read a record, which another version may have written.
 
         Raises:
             ValueError: it is something else.
         """
         try:
-            found = json.loads(text)
             queues = {name: _read(QueueNow, one) for name, one in found["queues"].items()}
             return cls(
                 queues=queues, providers=tuple(_read(ProviderNow, p) for p in found["providers"])
@@ -119,19 +119,16 @@ def _read(kind: Any, found: Mapping[str, Any]) -> Any:
     return kind(**{name: v for name, v in found.items() if name in kind.__dataclass_fields__})
 
 
-_WORKERS: Final = key_of("status", "workers")
-
-
 class Board:
     """The records of all workers of a project.
 
     Args:
-        store: the project's. Its errors are raised by every method.
+        records: the project's. Their errors are raised by every method.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._last: dict[str, str] = {}
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._last: dict[str, Record] = {}
 
     def write(self, worker: str, now: WorkerNow) -> None:
         """Publish a worker's record, mostly with two calls of the store.
@@ -140,50 +137,41 @@ class Board:
             worker: its name.
             now: its record.
         """
-        key, text = _key(worker), now.as_text()
-        last = self._last.pop(worker, None) or self._store.get(key)
-        if (last is not None and self._store.replace(key, last, text, TTL_SECONDS)) or (
-            self._store.add(key, text, TTL_SECONDS) is None
-        ):
-            self._last[worker] = text
-        self._join(worker)
+        fields, last = now.as_fields(), self._last.pop(worker, None)
+        written = last and self._records.replace(last, fields, TTL_SECONDS)
+        self._last[worker] = written or self._records.update(
+            _KIND, _name(worker), fields, TTL_SECONDS, lambda _: fields
+        )
+        if worker not in self._workers():
+            self._join(worker)
 
     def leave(self, worker: str) -> None:
         """Delete a worker's record."""
         if (last := self._last.pop(worker, None)) is not None:
-            self._store.delete(_key(worker), last)
+            self._records.delete(last)
 
     def read(self) -> dict[str, WorkerNow]:
         """Return the records that are not over, by worker."""
         found = {}
-        for worker in self._workers()[1]:
-            if (text := self._store.get(_key(worker))) is not None:
+        for worker in self._workers():
+            if (there := self._records.get(_KIND, _name(worker))) is not None:
                 with suppress(ValueError):
-                    found[worker] = WorkerNow.from_text(text)
+                    found[worker] = WorkerNow.from_fields(there.fields)
         return found
 
     def _join(self, worker: str) -> None:
         """Add the worker to the list, and drop workers without a record."""
-        for _ in range(_TRIES):
-            old, workers = self._workers()
-            if worker in workers:
-                return
-            alive = [one for one in workers if self._store.get(_key(one)) is not None]
-            new = json.dumps([*alive, worker])
-            if old is None:
-                if self._store.add(_WORKERS, new, KEEP_SECONDS) is None:
-                    return
-            elif self._store.replace(_WORKERS, old, new, KEEP_SECONDS):
-                return
 
-    def _workers(self) -> tuple[str | None, list[str]]:
-        text = self._store.get(_WORKERS)
-        try:
-            found = json.loads(text or "[]")
-        except ValueError:
-            found = []
-        return text, [str(one) for one in found] if isinstance(found, list) else []
+        def join(there: dict[str, Any]) -> dict[str, Any]:
+            alive = [w for w in there["workers"] if self._records.get(_KIND, _name(w)) is not None]
+            return {"workers": [*(w for w in alive if w != worker), worker]}
+
+        self._records.update(_KIND, _LIST, {"workers": [worker]}, KEEP_SECONDS, join)
+
+    def _workers(self) -> list[str]:
+        there = self._records.get(_KIND, _LIST)
+        return [] if there is None else list(there.fields["workers"])
 
 
-def _key(worker: str) -> str:
-    return key_of("status", "worker", worker)
+def _name(worker: str) -> str:
+    return f"worker {worker}"

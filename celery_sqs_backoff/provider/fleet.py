@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..store.errors import StoreUnavailable
-from ..store.protocol import key_of
-from ..store.vault import Vault
+from ..store.records import Record, Records
 from .rate import RETURN_SHARE, Place, Times, assign
 
 #: The record stays for this time after the last place.
@@ -97,7 +96,7 @@ class FleetSlots:
     """One rate for all workers that share a store. Its calls block.
 
     Args:
-        vault: the app's records.
+        records: the app's.
         name: of the provider, and of its tenant.
         rate: slots a second, above 0.
         worker: this worker's name.
@@ -106,19 +105,19 @@ class FleetSlots:
 
     def __init__(
         self,
-        vault: Vault,
+        records: Records,
         name: tuple[str, ...],
         *,
         rate: float,
         worker: str,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._vault = vault
-        self._key = key_of("rate", *name)
+        self._records = records
+        self._name = json.dumps(name)
         self._rate = rate
         self._worker = worker
         self._now = now
-        self._last: str | None = None
+        self._last: Record | None = None
         self._ahead = 0.0
 
     def take(self, longest: Sequence[float]) -> Taken:
@@ -129,14 +128,14 @@ class FleetSlots:
         Raises:
             StoreUnavailable: the store did not answer. Slots that it may have given are lost.
         """
-        run_script = getattr(self._vault.store, "run_script", None)  # Redis has it
+        run_script = getattr(self._records.store, "run_script", None)  # Redis has it
         if run_script is None:
             return self._take_by_writes(longest)
         apart = 1000 / self._rate, 1000 / (self._rate * RETURN_SHARE)
         waits = [min(seconds, _LONGEST_SECONDS) * 1000 for seconds in longest]
         workers, now, *found = run_script(
             _ADVANCE,
-            self._vault.key_in_store(self._key),
+            self._records.key("rate", self._name),
             self._worker,
             present_seconds(self._rate) * 1000,
             KEEP_SECONDS * 1000,
@@ -150,10 +149,10 @@ class FleetSlots:
     def _take_by_writes(self, longest: Sequence[float]) -> Taken:
         for _ in range(_MOST_TRIES):
             now = self._fleets_time()
-            new, places, workers = advance(self._last, self._worker, longest, self._rate, now)
+            old = None if self._last is None else self._last.fields
+            new, places, workers = advance(old, self._worker, longest, self._rate, now)
             last = max((place.at for place in places), default=now)
             if self._write(new, last - now + KEEP_SECONDS):
-                self._last = new
                 now = self._fleets_time()
                 return Taken([Place(each.at - now, each.is_slot) for each in places], workers, now)
         raise StoreUnavailable("other workers were faster each time")
@@ -161,25 +160,24 @@ class FleetSlots:
     def _fleets_time(self) -> float:
         here = self._now()
         if self._last is not None:
-            self._ahead = max(self._ahead, json.loads(self._last).get("now", 0.0) - here)
+            self._ahead = max(self._ahead, self._last.fields.get("now", 0.0) - here)
         return here + self._ahead
 
-    def _write(self, new: str, ttl: float) -> bool:
+    def _write(self, new: dict[str, Any], ttl: float) -> bool:
         """Replace the record that was read last. If it has changed, read it again."""
-        if self._last is not None:
-            if self._vault.replace(self._key, self._last, new, ttl):
-                return True
-            self._last = self._vault.get(self._key)
-            return False
-        self._last = self._vault.add(self._key, new, ttl)
-        return self._last is None
+        if self._last is None:
+            self._last = self._records.add("rate", self._name, new, ttl)
+            return self._last.is_new
+        written = self._records.replace(self._last, new, ttl)
+        self._last = written or self._records.reread(self._last)
+        return written is not None
 
 
 def advance(
-    old: str | None, worker: str, longest: Sequence[float], rate: float, now: float
-) -> tuple[str, list[Place], int]:
+    old: dict[str, Any] | None, worker: str, longest: Sequence[float], rate: float, now: float
+) -> tuple[dict[str, Any], list[Place], int]:
     """Assign places, and return the new record, the places, and the number of workers."""
-    record: dict[str, Any] = {} if old is None else json.loads(old)
+    record = old or {}
     times = Times(record.get("free_at", 0.0), record.get("back_at", 0.0))
     places, times = assign(times, now, longest, rate=rate)
     seen = {
@@ -188,4 +186,4 @@ def advance(
         if now - present_seconds(rate) < at and name != worker
     }
     seen[worker] = round(now, 1)
-    return json.dumps({**asdict(times), "workers": seen, "now": now}), places, len(seen)
+    return {**asdict(times), "workers": seen, "now": now}, places, len(seen)

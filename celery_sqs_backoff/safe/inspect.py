@@ -11,7 +11,6 @@ from typing import Any
 from kombu.utils.json import loads
 
 from ..store.errors import RecordRejected
-from ..store.protocol import key_of
 from ..store.records import Record, Records
 from .document import BEGUN, CLOSED, CLOSING, CONFIRM, DONE, OPEN
 
@@ -64,7 +63,7 @@ def free(records: Records, entry: Entry) -> bool:
     """
     record = entry.record
     if record is None:
-        return records.vault.discard(entry.key)
+        return records.discard(entry.key)
     if entry.kind not in ("workflow", "step"):
         return records.delete(record)
     steps = record.fields["steps"]
@@ -103,7 +102,7 @@ def _entries(records: Records, shown: str, kind: str, name: str) -> list[Entry]:
         ]
     # Unsigned, so anybody's; or another key's.
     except (RecordRejected, ValueError, KeyError, TypeError, AttributeError):
-        return [Entry(shown, name, "rejected", key_of(kind, name))]
+        return [Entry(shown, name, "rejected", records.key(kind, name))]
 
 
 def _entry(kind: str, name: str, record: Record, fields: dict[str, Any]) -> Entry:

@@ -5,9 +5,7 @@ Guards, steps, workflows, locks, keys and agreed rates are built above these.
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
-from hashlib import sha256
 from typing import Protocol, runtime_checkable
 
 from ..retry.policies import to_seconds
@@ -63,10 +61,3 @@ def seconds_kept(name: str, value: float | timedelta) -> float:
     if seconds > timedelta(days=_MAX_DAYS).total_seconds():
         raise ValueError(f"invalid {name} {value!r}: expected up to {_MAX_DAYS} days")
     return seconds
-
-
-def key_of(kind: str, *parts: object) -> str:
-    """Return the key of a record, which is its kind and a hash of its name."""
-    # As JSON, so that ("a:b", "c") and ("a", "b:c") differ.
-    text = json.dumps([str(part) for part in parts], ensure_ascii=True)
-    return f"{kind}:{sha256(text.encode()).hexdigest()}"

@@ -1,19 +1,24 @@
-"""Records of JSON above a signed store, encrypted as a whole if the project has a cipher.
+"""Records of one project, as JSON, in a store that others may read, share or write.
 
-A record is replaced or deleted only if it still has the text that was read.
+Keys carry the project's namespace and are hashed, so another environment on the same store or a
+database's collation cannot mix them up. Values are encrypted if the project has a cipher. They are
+signed together with their key: a record that this project did not write, or that was moved to
+another key, is rejected. A record is replaced or deleted only if it is still as it was read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hmac
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from kombu.utils.json import dumps, loads
 
 from .errors import RecordRejected, StoreUnavailable
-from .protocol import KEEP_SECONDS, key_of
-from .vault import Vault
+from .protocol import KEEP_SECONDS, Store
 
 _ENCRYPTED = "e1:"
 
@@ -25,10 +30,13 @@ Change = Callable[[dict[str, Any]], Mapping[str, Any] | None]
 
 @dataclass(frozen=True)
 class Record:
-    """A record after a read or a write. ``is_new``: this call has created it."""
+    """A record after a read or a write.
+
+    ``raw`` is its text in the store. ``is_new``: this call has created it.
+    """
 
     key: str
-    text: str
+    raw: str
     fields: dict[str, Any]
     is_new: bool = False
 
@@ -37,6 +45,10 @@ class Records:
     """The project's records, by kind and name.
 
     Arguments:
+        store: where the records are.
+        namespace: what sets this project apart from all others on the same store.
+        secrets: keys for HMAC-SHA256. The first signs, all of them verify, so a secret can be
+            changed. None = records are not signed.
         cipher: a ``cryptography.fernet.Fernet``, or anything with its ``encrypt`` and ``decrypt``.
 
     Raises:
@@ -44,24 +56,31 @@ class Records:
         StoreUnavailable: (its methods) the store did not answer.
     """
 
-    def __init__(self, vault: Vault, *, cipher: Any = None) -> None:
-        self.vault = vault
-        self.digest = vault.digest
-        self._cipher = cipher
+    def __init__(
+        self,
+        store: Store,
+        *,
+        namespace: str = "",
+        secrets: Sequence[str | bytes] = (),
+        cipher: Any = None,
+    ) -> None:
+        self.store, self._namespace, self._cipher = store, namespace, cipher
+        self._secrets = [s if isinstance(s, bytes) else s.encode() for s in secrets]
 
     def get(self, kind: str, name: str) -> Record | None:
-        return self._read(key_of(kind, name))
+        return self._read(self.key(kind, name))
 
     def reread(self, record: Record) -> Record | None:
         return self._read(record.key)
 
     def add(self, kind: str, name: str, fields: dict[str, Any], ttl: float) -> Record:
         """Create the record, or return the one that is there."""
-        key, text = key_of(kind, name), self._seal(fields)
-        there = self.vault.add(key, text, ttl)
-        if there is None or there == text:  # a client library may send a call twice
-            return Record(key, text, fields, is_new=True)
-        return Record(key, there, self._open(there))
+        key = self.key(kind, name)
+        raw = self._seal(key, fields)
+        there = self.store.add(key, raw, ttl)
+        if there is None or there == raw:  # a client library may send a call twice
+            return Record(key, raw, fields, is_new=True)
+        return self._open(key, there)
 
     def replace(
         self, old: Record, fields: dict[str, Any], ttl: float | None = KEEP_SECONDS
@@ -70,11 +89,9 @@ class Records:
 
         If the store says so, look a second time, because a client library may send a call twice.
         """
-        text = self._seal(fields)
-        is_done = self.vault.replace(old.key, old.text, text, ttl) or (
-            self.vault.get(old.key) == text
-        )
-        return Record(old.key, text, fields) if is_done else None
+        raw = self._seal(old.key, fields)
+        is_done = self.store.replace(old.key, old.raw, raw, ttl) or self.store.get(old.key) == raw
+        return Record(old.key, raw, fields) if is_done else None
 
     def update(
         self,
@@ -107,20 +124,50 @@ class Records:
         raise StoreUnavailable("gave up after 10 conflicting writes by other runs")
 
     def delete(self, record: Record) -> bool:
-        return self.vault.delete(record.key, record.text)
+        return self.store.delete(record.key, record.raw)
+
+    def discard(self, key: str) -> bool:
+        """Delete a record that anybody may have written, and return whether there was one."""
+        there = self.store.get(key)
+        return there is not None and self.store.delete(key, there)
+
+    def key(self, kind: str, name: str) -> str:
+        """Return the key of a record in the store: its kind, and a hash."""
+        return f"{kind}:{self._hash(name)}"
+
+    def digest(self, *parts: str) -> str:
+        """Return a digest of a task ID or an input, which hides it from readers of the store."""
+        return self._hash(*parts)[:32]
+
+    def _hash(self, *parts: str) -> str:
+        # As JSON, so that ("a:b", "c") and ("a", "b:c") differ, and half a surrogate pair is text.
+        return sha256(json.dumps([self._namespace, *parts]).encode()).hexdigest()
 
     def _read(self, key: str) -> Record | None:
-        text = self.vault.get(key)
-        return None if text is None else Record(key, text, self._open(text))
+        raw = self.store.get(key)
+        return None if raw is None else self._open(key, raw)
 
-    def _seal(self, fields: dict[str, Any]) -> str:
+    def _seal(self, key: str, fields: dict[str, Any]) -> str:
         text: str = dumps(fields)
-        if self._cipher is None:
-            return text
-        token: str = self._cipher.encrypt(text.encode()).decode()
-        return _ENCRYPTED + token
+        if self._cipher is not None:
+            text = _ENCRYPTED + self._cipher.encrypt(text.encode()).decode()
+        return self._signed(key, text)[0]
 
-    def _open(self, text: str) -> dict[str, Any]:
+    def _signed(self, key: str, text: str) -> list[str]:
+        """Return the text behind each possible signature. The first is the one to write."""
+        if not self._secrets:
+            return [f"s0::{text}"]
+        message = f"{key} {text}".encode()  # a key has no space
+        return [f"s1:{hmac.new(s, message, sha256).hexdigest()}:{text}" for s in self._secrets]
+
+    def _open(self, key: str, raw: str) -> Record:
+        text = "".join(raw.split(":", 2)[2:])
+        signed = self._signed(key, text)
+        if not any(hmac.compare_digest(raw.encode(), each.encode()) for each in signed):
+            raise RecordRejected(
+                "a record is not signed by this project: somebody else has written it, or the old"
+                " secret was dropped from sqs_backoff['secret'] too early"
+            )
         try:
             if text.startswith(_ENCRYPTED):  # without a cipher this fails too
                 token = text.removeprefix(_ENCRYPTED).encode()
@@ -133,4 +180,4 @@ class Records:
                 "a record cannot be read: somebody else has written it, or sqs_backoff['encrypt']"
                 " was changed without keeping the old key (MultiFernet keeps both)"
             ) from exc
-        return fields
+        return Record(key, raw, fields)

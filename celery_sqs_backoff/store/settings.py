@@ -24,7 +24,6 @@ from celery.exceptions import ImproperlyConfigured
 from .memory import MemoryStore
 from .protocol import Store
 from .records import Records
-from .vault import Vault
 
 _lock = threading.Lock()
 #: By process too: clients and their connections do not survive a fork.
@@ -165,11 +164,6 @@ def is_store_shared(app: Any) -> bool:
     return is_shared(_setting(app, "store"))
 
 
-def vault_of(app: Any) -> Vault:
-    """Return the app's signed store, see :func:`records_of`."""
-    return records_of(app).vault
-
-
 def records_of(app: Any) -> Records:
     """Return the app's records.
 
@@ -180,8 +174,9 @@ def records_of(app: Any) -> Records:
     cached: tuple[object, object, Records] | None = vars(app).get("_sqs_backoff_records")
     if cached is not None and cached[0] is store and cached[1] is settings:
         return cached[2]
-    vault = Vault(store, namespace=namespace_of(app), secrets=_secrets(app))
-    records = Records(vault, cipher=_cipher(app))
+    records = Records(
+        store, namespace=namespace_of(app), secrets=_secrets(app), cipher=_cipher(app)
+    )
     app._sqs_backoff_records = (store, settings, records)
     return records
 

@@ -18,7 +18,7 @@ from ..observe.health import Heartbeat
 from ..observe.metrics import Metrics
 from ..observe.waiting import Waiting
 from ..sqs.queues import queue_name
-from ..store.settings import is_shared, vault_of
+from ..store.settings import is_shared, records_of
 from ..text import type_name
 from ..threads import start_daemon
 
@@ -118,7 +118,7 @@ class Observation:
         while True:
             is_over = over.is_set()
             try:
-                board = board or Board(vault_of(self._app))
+                board = board or Board(records_of(self._app))
                 if is_over:
                     board.leave(self._worker)
                 else:

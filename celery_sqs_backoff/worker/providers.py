@@ -39,7 +39,7 @@ from ..retry.decision import End, Hide, Reply, RunEnd
 from ..retry.options import Options
 from ..sqs.queues import queue_name
 from ..sqs.visibility import standing, visibility_delay
-from ..store.settings import is_store_shared, vault_of
+from ..store.settings import is_store_shared, records_of
 from ..text import printable
 from .keeper import Keeper
 from .lease import Lease
@@ -480,10 +480,10 @@ def fleet_of(app: Any, *, worker: str) -> Callable[[tuple[str, ...], float], Fle
         if not is_store_shared(app):
             return None
         try:
-            vault = vault_of(app)
+            records = records_of(app)
         except ImproperlyConfigured:  # said at start
             return None
-        return FleetSlots(vault, name, rate=rate * HEADROOM, worker=worker)
+        return FleetSlots(records, name, rate=rate * HEADROOM, worker=worker)
 
     return make
 

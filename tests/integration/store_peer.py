@@ -24,7 +24,6 @@ from celery_sqs_backoff.safe import Busy
 from celery_sqs_backoff.safe.document import Document
 from celery_sqs_backoff.store.records import Records
 from celery_sqs_backoff.store.settings import open_store
-from celery_sqs_backoff.store.vault import Vault
 
 from .django_app import project
 
@@ -148,7 +147,7 @@ def _serve(url: str, asked: IO[str], answers: IO[str]) -> None:
 
 
 def _records(store: Any) -> Records:
-    return Records(Vault(store, namespace="race", secrets=["secret"]))
+    return Records(store, namespace="race", secrets=["secret"])
 
 
 def _step(records: Records, scope: str, name: str) -> Any:

@@ -18,8 +18,8 @@ from celery import Celery, _state
 from celery_sqs_backoff import Guard, SQSBackoffTask
 from celery_sqs_backoff.safe import RecordRejected
 from celery_sqs_backoff.store.check import StoreStep
-from celery_sqs_backoff.store.settings import open_store, vault_of
-from celery_sqs_backoff.store.vault import Vault
+from celery_sqs_backoff.store.records import Records
+from celery_sqs_backoff.store.settings import open_store, records_of
 from tests.support.processes import free_port
 
 from .django_app import project
@@ -159,14 +159,14 @@ def test_keys_in_bytes_sign_and_an_empty_one_verifies_nothing(app: Celery, alias
     app.conf.sqs_backoff = {"store": f"django://{alias}"}
     with override_settings(SECRET_KEY=b"\xff"):
         assert ids(checks.check_deployment) == []
-        vault_of(app).add("guard:1", "signed", 60)
+        records_of(app).add("guard", "1", {"is": "signed"}, 60)
     with override_settings(SECRET_KEY="new", SECRET_KEY_FALLBACKS=[b"\xff", ""]):
-        assert vault_of(app).get("guard:1") == "signed"
-        Vault(open_store(f"django://{alias}"), namespace=app.main, secrets=[""]).add(
-            "guard:2", "forged", 60
-        )
+        assert records_of(app).get("guard", "1") is not None
+        store = open_store(f"django://{alias}")
+        forger = Records(store, namespace=app.main, secrets=[""])
+        forger.add("guard", "2", {"is": "forged"}, 60)
         with pytest.raises(RecordRejected):
-            vault_of(app).get("guard:2")
+            records_of(app).get("guard", "2")
 
 
 def test_manage_py_shows_and_frees_records(app: Celery, alias: str) -> None:

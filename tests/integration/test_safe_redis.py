@@ -22,7 +22,7 @@ from celery_sqs_backoff.doctor.look import look
 from celery_sqs_backoff.provider.fleet import FleetSlots
 from celery_sqs_backoff.safe import RecordRejected, StoreUnavailable
 from celery_sqs_backoff.store.check import StoreStep, check_by_asking
-from celery_sqs_backoff.store.settings import open_store, vault_of
+from celery_sqs_backoff.store.settings import open_store, records_of
 from tests.support.processes import free_port
 from tests.support.redis_server import redis_server
 
@@ -109,7 +109,7 @@ def test_a_user_who_may_not_do_what_runs_do_is_refused_at_the_start(
             return
         check_by_asking(app)
         assert server.info("keyspace") == {}, "the check leaves nothing"
-        slots = FleetSlots(vault_of(app), ("provider",), rate=1, worker="one")
+        slots = FleetSlots(records_of(app), ("provider",), rate=1, worker="one")
         assert slots.take([0]).workers == 1
 
 

@@ -14,10 +14,9 @@ import pytest
 
 from celery_sqs_backoff.safe import StoreInTransaction, StoreUnavailable
 from celery_sqs_backoff.safe.document import Document
-from celery_sqs_backoff.store.protocol import Store, key_of
+from celery_sqs_backoff.store.protocol import Store
 from celery_sqs_backoff.store.records import Records
 from celery_sqs_backoff.store.settings import open_store
-from celery_sqs_backoff.store.vault import Vault
 from tests.support.processes import eventually, free_port
 
 from .django_app import project
@@ -44,7 +43,7 @@ def store(any_store: Served) -> Store:
 
 @pytest.fixture
 def key(request: pytest.FixtureRequest) -> str:
-    return key_of("test", request.node.name)
+    return f"test:{request.node.name}"
 
 
 def test_the_first_to_add_a_record_wins(store: Store, key: str) -> None:
@@ -193,7 +192,7 @@ def test_steps_that_many_processes_begin_at_once_are_all_listed(
     """One that was not would not be taken back."""
     names = [f"step {n}" for n in range(PEERS)]
     assert _all(peers, "step", [key] * PEERS, names) == names
-    records = Records(Vault(any_store.store, namespace="race", secrets=["secret"]))
+    records = Records(any_store.store, namespace="race", secrets=["secret"])
     assert sorted(Document(records, "steps", key).fields["steps"]) == sorted(names)
 
 
@@ -267,7 +266,7 @@ def test_mariadb_sessions_in_two_time_zones_agree_when_a_record_ends(tmp_path: P
         )
         elsewhere = open_store("django://elsewhere")
         for mine, theirs in ((there.store, elsewhere), (elsewhere, there.store)):
-            held, ended = key_of("lock", id(mine)), key_of("ended", id(mine))
+            held, ended = f"lock:{id(mine)}", f"ended:{id(mine)}"
             assert mine.add(held, "held", 60) is None
             assert theirs.add(held, "stolen", 60) == "held"
             assert mine.add(ended, "held", 0.2) is None
@@ -332,7 +331,7 @@ def test_a_step_that_outlives_its_connection_is_recorded_all_the_same(
 
     with served(name, tmp_path) as there:
         connection = connections[there.url.removeprefix("django://")]
-        steps = Document(Records(Vault(there.store)), "steps", "order:7")
+        steps = Document(Records(there.store), "steps", "order:7")
         options = {"message": None, "is_certain": lambda _: False}
 
         def charge() -> str:
@@ -340,7 +339,7 @@ def test_a_step_that_outlives_its_connection_is_recorded_all_the_same(
             return "charged"
 
         assert steps.step("charge", charge, (), {}, **options) == "charged"
-        again = Document(Records(Vault(there.store)), "steps", "order:7")
+        again = Document(Records(there.store), "steps", "order:7")
         assert again.step("charge", lambda: "again", (), {}, **options) == "charged"
 
 
@@ -428,5 +427,5 @@ def test_processes_at_a_strict_isolation_level_lose_no_step(tmp_path: Path) -> N
             for number in range(10):
                 names = [f"step {number} {peer}" for peer in range(4)]
                 assert _all(peers, "step", ["strict"] * 4, names) == names
-        records = Records(Vault(there.store, namespace="race", secrets=["secret"]))
+        records = Records(there.store, namespace="race", secrets=["secret"])
         assert len(Document(records, "steps", "strict").fields["steps"]) == 40

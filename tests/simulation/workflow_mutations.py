@@ -35,8 +35,8 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         records.Records,
         "replace",
         (
-            "self.vault.replace(old.key, old.text, text, ttl)",
-            "self.vault.replace(old.key, self.vault.get(old.key) or old.text, text, ttl)",
+            "self.store.replace(old.key, old.raw, raw, ttl)",
+            "self.store.replace(old.key, self.store.get(old.key) or old.raw, raw, ttl)",
         ),
     ),
     "rule 1: a workflow takes no lock": lambda: _edited(

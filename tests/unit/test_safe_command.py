@@ -18,7 +18,6 @@ from celery_sqs_backoff.safe.document import CLOSING, Document
 from celery_sqs_backoff.safe.inspect import free, look
 from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.store.memory import MemoryStore
-from celery_sqs_backoff.store.protocol import key_of
 from celery_sqs_backoff.store.settings import records_of
 
 from .safe_app import bare_app
@@ -152,9 +151,10 @@ def test_a_record_that_is_not_ours_is_shown_as_rejected(app: Celery) -> None:
 )
 def test_a_planted_record_is_shown_as_rejected(app: Celery, planted: str) -> None:
     """Where records are not signed, anybody who can write to the store may have written it."""
-    vault = records_of(app).vault
-    for key in (key_of("guard", "order:8"), key_of("scope", "order:8")):
-        vault.add(key, planted, 60)
+    records = records_of(app)
+    for kind in ("guard", "scope"):
+        key = records.key(kind, "order:8")
+        records.store.add(key, records._signed(key, planted)[0], 60)
     shown = run(app, "show", "order:8", "--show-results")
     assert shown.exception is None
     assert "workflow  rejected" in shown.stdout

@@ -16,7 +16,6 @@ from celery_sqs_backoff.safe import Busy, Refused
 from celery_sqs_backoff.safe.guard import cut_short, enter, finish, release
 from celery_sqs_backoff.store.memory import MemoryStore
 from celery_sqs_backoff.store.records import Records
-from celery_sqs_backoff.store.vault import Vault
 
 from .safe_app import Clock, make_app, store_of
 
@@ -28,7 +27,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def records(clock: Clock) -> Records:
-    return Records(Vault(MemoryStore(clock=clock.time), secrets=["secret"]))
+    return Records(MemoryStore(clock=clock.time), secrets=["secret"])
 
 
 def passes(records: Records, message: str, run: str) -> Any:

@@ -12,7 +12,6 @@ from celery_sqs_backoff import WorkflowTask
 from celery_sqs_backoff.safe import Busy, HeldByItself, LockLost
 from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.store.records import Records
-from celery_sqs_backoff.store.vault import Vault
 
 from .safe_app import Clock, CountedStore, make_app
 
@@ -31,7 +30,7 @@ def store(clock: Clock) -> CountedStore:
 
 @pytest.fixture
 def records(store: CountedStore) -> Records:
-    return Records(Vault(store, secrets=["secret"]))
+    return Records(store, secrets=["secret"])
 
 
 def lock(records: Records, **options: Any) -> Lock:

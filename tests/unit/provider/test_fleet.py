@@ -16,8 +16,8 @@ from celery_sqs_backoff.provider.fleet import FleetSlots, Taken, advance, presen
 from celery_sqs_backoff.provider.rate import Times, assign
 from celery_sqs_backoff.safe import StoreUnavailable
 from celery_sqs_backoff.store.memory import MemoryStore
+from celery_sqs_backoff.store.records import Records
 from celery_sqs_backoff.store.redis import RedisStore
-from celery_sqs_backoff.store.vault import Vault
 from tests.support.redis_database import redis_url
 
 REDIS = redis_url()
@@ -49,10 +49,10 @@ def store(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def fleet(store: Any) -> Iterator[Fleet]:
-    vault = Vault(store, namespace=f"test {uuid4().hex}", secrets=["secret"])
+    records = Records(store, namespace=f"test {uuid4().hex}", secrets=["secret"])
 
     def make(worker: str, *, rate: float = 10.0, name: tuple[str, ...] = ("mail",)) -> FleetSlots:
-        return FleetSlots(vault, name, rate=rate, worker=worker)
+        return FleetSlots(records, name, rate=rate, worker=worker)
 
     yield make
     if isinstance(store, RedisStore):
@@ -123,7 +123,7 @@ def test_a_fleet_of_threads_takes_each_slot_once(fleet: Fleet) -> None:
 def test_redis_is_asked_once_for_all_slots() -> None:
     store = Counting(RedisStore(REDIS))
     slots = FleetSlots(
-        Vault(store, namespace=uuid4().hex),  # type: ignore[arg-type]
+        Records(store, namespace=uuid4().hex),  # type: ignore[arg-type]
         ("mail",),
         rate=50.0,
         worker="a",
@@ -141,8 +141,8 @@ def test_other_stores_take_one_write_while_nobody_else_is_faster() -> None:
             return super().__getattr__(name)
 
     store = Plain(MemoryStore())
-    vault = Vault(store, namespace=uuid4().hex)  # type: ignore[arg-type]
-    first, second = (FleetSlots(vault, ("mail",), rate=50.0, worker=name) for name in "ab")
+    records = Records(store, namespace=uuid4().hex)  # type: ignore[arg-type]
+    first, second = (FleetSlots(records, ("mail",), rate=50.0, worker=name) for name in "ab")
     for _ in range(5):
         first.take([1.0] * 3)
     assert store.calls == 5
@@ -154,9 +154,11 @@ def test_other_stores_take_one_write_while_nobody_else_is_faster() -> None:
 def test_a_worker_whose_clock_is_a_minute_off_takes_its_slots_like_the_others(skew: float) -> None:
     """One that lags behind would get slots a minute away as long as the others take any."""
     clock = [1e9]
-    vault = Vault(MemoryStore(), namespace="x")
+    records = Records(MemoryStore(), namespace="x")
     right, wrong = (
-        FleetSlots(vault, ("mail",), rate=10.0, worker=str(off), now=lambda off=off: clock[0] + off)
+        FleetSlots(
+            records, ("mail",), rate=10.0, worker=str(off), now=lambda off=off: clock[0] + off
+        )
         for off in (0.0, skew)
     )
     waits = []
@@ -173,10 +175,10 @@ def test_who_is_never_fast_enough_gives_up() -> None:
         def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
             return False
 
-    vault = Vault(Contended(), namespace="x")
-    FleetSlots(vault, ("mail",), rate=1.0, worker="a").take([1.0])
+    records = Records(Contended(), namespace="x")
+    FleetSlots(records, ("mail",), rate=1.0, worker="a").take([1.0])
     with pytest.raises(StoreUnavailable):
-        FleetSlots(vault, ("mail",), rate=1.0, worker="b").take([1.0])
+        FleetSlots(records, ("mail",), rate=1.0, worker="b").take([1.0])
 
 
 def test_workers_that_have_gone_do_not_count() -> None:
