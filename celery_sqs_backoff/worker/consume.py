@@ -14,8 +14,10 @@ from functools import partial, wraps
 from typing import Any
 
 from celery.worker import state
+from celery.worker.request import Request
 from celery.worker.strategy import default as celery_default
 from kombu.exceptions import DecodeError
+from kombu.utils.imports import symbol_by_name
 
 from ..text import printable
 from . import unreadable, upstream
@@ -58,10 +60,10 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
 
     Arguments: as for ``celery.worker.strategy.default``.
     """
-    handle = celery_default(task, app, consumer, **options)
     receiver = getattr(consumer, "sqs_receiver", None)
-    if not isinstance(receiver, Receiver):  # another broker
-        return handle  # type: ignore[no-any-return]
+    if not isinstance(receiver, Receiver):
+        return _strategy_of_another_broker(task, app, consumer, **options)
+    handle = celery_default(task, app, consumer, **options)
 
     def admit(message: Any, *args: Any, **kwargs: Any) -> None:
         lease = receiver.lease(message.delivery_tag)
@@ -87,6 +89,17 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
             consumer.on_invalid_task(None, message, exc)
 
     return admit
+
+
+def _strategy_of_another_broker(task: Any, *args: Any, **options: Any) -> Callable[..., Any]:
+    """Return Celery's strategy with Celery's own request class, which acks and rejects."""
+    given = task.Request
+    if issubclass(symbol_by_name(given), BackoffRequest):
+        task.Request = Request
+    try:
+        return celery_default(task, *args, **options)  # type: ignore[no-any-return]
+    finally:
+        task.Request = given
 
 
 def _admit_at_start(consumer: Any, receiver: Receiver) -> None:

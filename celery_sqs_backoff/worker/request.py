@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import signals, states
@@ -52,8 +52,6 @@ class SettledBeforeRun(Exception):
 class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     """Celery's request, settling the lease where Celery would ack or reject.
 
-    Without a lease (another broker) it is Celery's request.
-
     Raises:
         SettledBeforeRun: the message's budget was used up before this receive.
     """
@@ -69,10 +67,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
         self._cancelling = False
-        lease: Lease | None = getattr(message, "sqs_lease", None)
-        self.lease = lease
-        if lease is None:
-            return
+        self.lease = lease = cast(Lease, message.sqs_lease)
         lease.handed_to_pool = partial(was_handed_to_pool, self)
         lease.on_lost = self._on_lost
         # The headers of a message never change, so these describe the first time that it was sent.
@@ -92,13 +87,10 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         In the task's own ``self.request`` it would be taken for a custom header, and be copied to
         the tasks that this one sends.
         """
-        if self.lease is None:
-            return self._request_dict  # type: ignore[no-any-return]
         return {**self._request_dict, DELIVERY_KEY: self.lease.delivery}
 
     def refuse(self) -> None:
         """Give the message up without running its task, because admission has refused it."""
-        assert self.lease is not None
         assert self.lease.refused is not None
         reason = self.lease.refused
         failure = self.task.MaxRetriesExceededError(f"{_named(self)} was not run: {reason.value}")
@@ -111,7 +103,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         The task may run in another process, which may have been forked before the message was
         received, or spawned. Both have the file system. A full or read-only disk is logged.
         """
-        lease = self._settler.lease
+        lease = self.lease
         path = Path(lease.delivery.lost_flag or "")
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -128,11 +120,9 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 
         It may have waited for one since it was admitted, and its provider may be down by now.
         """
-        lease = self.lease
-        assert lease is not None
+        lease, gate, options = self.lease, self.lease.gate, self.lease.options
         if not lease.may_start():
             return False
-        gate, options = lease.gate, lease.options
         if gate is None or options is None or gate.lets_begin(lease, options):
             return True
         state.task_ready(self)
@@ -145,14 +135,11 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             SettledBeforeRun: the message is settled, lost, or hidden because its provider is down;
                 the task must not begin.
         """
-        lease, begins_now = self.lease, pid == os.getpid()
-        if lease is None:
-            super().on_accepted(pid, time_accepted)
-            return
+        begins_now = pid == os.getpid()
         if begins_now and not self.may_begin():
-            lease.release()  # if it was lost: its run will not begin
+            self.lease.release()  # if it was lost: its run will not begin
             raise SettledBeforeRun
-        lease.slot_at = None  # it is used
+        self.lease.slot_at = None  # it is used
         try:
             super().on_accepted(pid, time_accepted)
         except Exception as exc:
@@ -177,8 +164,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 
     def cut_short(self) -> None:
         """Settle a run that ends with the worker, so that another worker may start the message."""
-        if self.lease is not None:
-            self._end(RunEnd(End.CANCELLED), _NO_ERROR, None)
+        self._end(RunEnd(End.CANCELLED), _NO_ERROR, None)
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
         # Celery 5.5 and 5.6 cancel all requests in one loop, which contains no error.
@@ -190,18 +176,15 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> None:
-        if self.lease is None:
-            super().on_failure(exc_info, send_failed_event, return_ok)
-            return
         ended, error = _read_end(self, exc_info, is_cancelling=self._cancelling)
         self._end(ended, error, exc_info, send_failed_event, return_ok)
 
-    def _success_was_stored(self) -> Any:
+    def _success_was_stored(self) -> bool:
         """Celery 5.7 asks this when the message of a run without a process is settled."""
-        return self.lease is None and super()._success_was_stored()
+        return False
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        if self.lease is None or soft:
+        if soft:
             super().on_timeout(soft, timeout)
         elif not self.acknowledged:  # else on_failure, which prefork calls first, has seen to it
             logger.error("Hard time limit (%ss) exceeded for %s", timeout, _named(self))
@@ -209,26 +192,17 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 
     def acknowledge(self) -> None:
         """Settle the lease as done, unless it has been settled before Celery asked for it."""
-        if self.lease is None:
-            super().acknowledge()
-        elif not self.acknowledged:
+        if not self.acknowledged:
             self._settler.settle(RunEnd(End.RETURNED), _NO_ERROR)
 
     def reject(self, requeue: bool = False) -> None:
         """Settle the lease as rejected, unless it has been settled before Celery asked for it."""
-        if self.lease is None:
-            super().reject(requeue)
-        else:
-            ended = RunEnd(End.REQUEUED if requeue else End.REJECTED)
-            self._settler.settle(ended, _NO_ERROR)
-            self.send_event("task-rejected", requeue=requeue)
+        self._settler.settle(RunEnd(End.REQUEUED if requeue else End.REJECTED), _NO_ERROR)
+        self.send_event("task-rejected", requeue=requeue)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Settle before Celery stores the result. A message that comes back is announced later."""
         announce = partial(super()._announce_revoked, reason, terminated, signum, expired)
-        if self.lease is None:
-            announce()
-            return
         settle = self._settler.settle(RunEnd(End.REVOKED), _NO_ERROR)
         _contained(self, partial(state.task_ready, self) if isinstance(settle, Hide) else announce)
         self._already_revoked = True
@@ -424,9 +398,6 @@ def _settling_first(on_success: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(on_success)
     def settle_and_report(self: BackoffRequest, result: Any, **kwargs: Any) -> None:
-        if self.lease is None:
-            on_success(self, result, **kwargs)
-            return
         if isinstance(result, ExceptionInfo):  # threads, gevent, solo: celery/concurrency/base.py
             self.on_failure(result)
             return
