@@ -6,21 +6,13 @@ a list where a dict is due would end one worker after the other.
 
 from __future__ import annotations
 
-import base64
-import bz2
-import lzma
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
-from functools import partial
 from typing import Any, Final
 
 from kombu.utils.json import loads as kombu_loads
 
 from ..sqs.envelope import load_body
-
-#: Most bytes of a body after decompression. SQS allows 1 MiB on the wire, in base64.
-MAX_DECOMPRESSED_BYTES: Final = 16 * 1024 * 1024
 
 
 class NotUnderstood(Exception):
@@ -48,10 +40,6 @@ def celery_payload(body: str) -> dict[str, Any] | None:
         value = (found if where is None else properties[where]).get(name)
         if value is not None and not isinstance(value, str):
             raise NotUnderstood(f"its {name} is {_kind(value)}")
-    raw = _raw_body(found["body"], properties.get("body_encoding"))
-    if (compression := headers.pop("compression", None)) is not None:
-        # kombu would decompress it without a bound, in the worker's main process.
-        found["body"], properties["body_encoding"] = _decompress(raw, compression), None
     return found
 
 
@@ -151,64 +139,3 @@ def _dict(value: Any, what: str) -> dict[str, Any]:
 
 def _kind(value: Any) -> str:
     return f"of type {type(value).__name__}"
-
-
-def _raw_body(body: Any, encoding: Any) -> bytes:
-    """Decode as kombu will, to see that it can be."""
-    if body is None:
-        body = ""
-    if not isinstance(body, str):
-        raise NotUnderstood(f"its body is {_kind(body)}")
-    if encoding in (None, "", "utf-8", "UTF-8"):
-        return body.encode(errors="surrogatepass")
-    if encoding != "base64":
-        raise NotUnderstood("its body has an unknown encoding")
-    try:
-        return base64.b64decode(body)
-    except ValueError:
-        raise NotUnderstood("its body does not decode") from None
-
-
-# Decompression
-
-
-def _decompress(data: bytes, compression: Any) -> bytes:
-    make = _DECOMPRESSORS.get(compression) if isinstance(compression, str) else None
-    if make is None:
-        raise NotUnderstood("its compression is not known here")
-    try:
-        stream = make()
-        result: bytes = stream.decompress(data, MAX_DECOMPRESSED_BYTES)
-    except Exception as exc:  # noqa: BLE001  # each library has its own errors
-        raise NotUnderstood(f"its body does not decompress ({type(exc).__name__})") from None
-    if not stream.eof:
-        raise NotUnderstood(
-            f"its body does not end within {MAX_DECOMPRESSED_BYTES} bytes, decompressed"
-        )
-    return result
-
-
-class _Zstd:
-    """zstandard's decompressor, with the methods of those in Python's library."""
-
-    eof = False
-
-    def decompress(self, data: bytes, most: int) -> bytes:
-        import zstandard  # type: ignore[import-not-found,unused-ignore]  # optional, as in kombu
-
-        with zstandard.ZstdDecompressor(max_window_size=most).stream_reader(data) as stream:
-            result: bytes = stream.read(most)
-            self.eof = not stream.read(1)
-            return result
-
-
-#: kombu's names (``kombu.compression``). Brotli's library has no bound, so it is not among them.
-_DECOMPRESSORS: Final[dict[str, Callable[[], Any]]] = {
-    **dict.fromkeys(("application/x-gzip", "gzip", "zlib"), zlib.decompressobj),
-    **dict.fromkeys(("application/x-bz2", "bzip2", "bzip"), bz2.BZ2Decompressor),
-    **dict.fromkeys(
-        ("application/x-lzma", "lzma", "xz"),
-        partial(lzma.LZMADecompressor, memlimit=8 * MAX_DECOMPRESSED_BYTES),
-    ),
-    **dict.fromkeys(("application/zstd", "zstd", "zstandard"), _Zstd),
-}

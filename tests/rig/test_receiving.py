@@ -180,6 +180,40 @@ def test_not_a_task(rig, body):
     assert rig.worker.places_taken == 0
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"body": 5}, {"body": "abc"}, {"body": None}, {"body": {"args": []}}),
+        *({"properties": {"body_encoding": encoding}} for encoding in ("nosuch", [1])),
+        *({"headers": {"compression": compression}} for compression in ("nosuch", "gzip", [1])),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_undecodable(rig, change, pool):
+    """A body that kombu cannot decode is kept, and takes no process."""
+    rig.task(returns)
+    rig.start_worker(pool=pool)
+    good = json.loads(rig.send()._sent.body)
+    rig.run()
+    for name, value in change.items():
+        good[name] = {**good[name], **value} if isinstance(good[name], dict) else value
+    raw = send_raw(rig, json.dumps(good))
+    message = rig.send()
+    rig.run()
+    assert message.fate == "deleted"
+    assert raw.visible_at > rig.timeline.now
+    assert rig.worker.places_taken == 0
+
+
+def test_compressed(rig):
+    """A body that its sender has compressed is decompressed by kombu."""
+    rig.task(returns)
+    message = rig.send(compression="gzip")
+    rig.run()
+    assert message.fate == "deleted"
+
+
 @pytest.mark.parametrize("last", ["receive", "retention"])
 def test_unregistered_task(rig, last):
     """A task that no worker knows becomes a dead letter at its last chance, with the reason."""

@@ -27,7 +27,6 @@ EXTRAS = {
     "prometheus_client": ("observe", "worker"),
     "pytest": ("testing.py",),
     "redis": ("store",),
-    "zstandard": ("worker", "sqs"),  # kombu's, if a sender compresses with it
 }
 
 
