@@ -32,5 +32,6 @@ def test_start_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         consume, "celery_default", lambda task, app, consumer, **kwargs: seen.update(kwargs)
     )
-    consume.strategy(None, None, SimpleNamespace(), info=print, task_reserved=len)
+    task = SimpleNamespace(Request="celery.worker.request:Request")
+    consume.strategy(task, None, SimpleNamespace(), info=print, task_reserved=len)
     assert seen == {"info": print, "task_reserved": len}
