@@ -93,12 +93,12 @@ def nests_too_deep(value: object) -> bool:
     """Return whether lists and dicts nest more than 500 levels deep, which may be unreadable."""
     level: list[Any] = [value]
     for _ in range(_MAX_JSON_DEPTH + 1):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list | tuple)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
+        outer, level = level, []
+        for each in outer:
+            if isinstance(each, dict):
+                level += each.values()
+            elif isinstance(each, list | tuple):
+                level += each
         if not level:
             return False
     return True

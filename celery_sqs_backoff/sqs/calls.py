@@ -76,7 +76,7 @@ class Calls:
         *,
         refresh: Callable[[], object] | None = None,
     ) -> None:
-        self._client: Callable[[], SQSClient] = client if callable(client) else lambda: client
+        self._client = client
         self._refresh = refresh
         self.queue_url = queue_url
 
@@ -154,7 +154,7 @@ class Calls:
     ) -> _Result | Failure:
         """Make a call with the client, which ``call`` gets, and return its result or failure."""
         try:
-            return call(self._client())
+            return call(self._client() if callable(self._client) else self._client)
         except Exception as exc:  # noqa: BLE001  # any exception is a result
             failure = failure_of(exc, operation)
         if again and self._refresh is not None and failure.newer_credentials_may_help:

@@ -29,9 +29,9 @@ from ..retry.options import (
 from ..retry.outcomes import Classifier
 from ..retry.policies import FullJitter, Policy
 from ..sqs.eta import delay_seconds
+from . import retries
 from .extension import Extension
 from .handover import delivery_of
-from .retries import ask_for_retry, seconds_until
 from .run import judge_failure, wrap_task, wrap_trace
 
 logger = logging.getLogger(__name__)
@@ -205,41 +205,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
             args, kwargs, task_id, producer, link, link_error, shadow, **options
         )
 
-    def retry(
-        self,
-        args: Any = None,
-        kwargs: Any = None,
-        exc: BaseException | None = None,
-        throw: bool = True,
-        eta: datetime | None = None,
-        countdown: float | None = None,
-        max_retries: int | None = None,
-        **options: Any,
-    ) -> Any:
-        """Retry as ``celery.Task.retry`` does, but keep the message if it need not change.
-
-        The arguments are Celery's. Without ``countdown`` (seconds) and ``eta`` the delay is drawn
-        from ``backoff`` instead of being ``default_retry_delay``. The message is kept and hidden if
-        arguments and route have not changed, ``throw`` is true, and the delay ends within the 12
-        hours since the receive that SQS allows. Otherwise a copy is published immediately, as
-        Celery does. ``max_retries=0`` means "fail now": the task's rules do not retry that failure.
-
-        Raises:
-            celery.exceptions.Retry: always, unless ``throw`` is false.
-            exc, or MaxRetriesExceededError: no retry is left.
-        """
-        if not self.is_covered or self.request.called_directly:
-            return super().retry(
-                args, kwargs, exc, throw, eta, countdown, max_retries=max_retries, **options
-            )
-        return ask_for_retry(
-            self,
-            *(args, kwargs, exc, throw, eta, countdown, max_retries, options),
-            celerys_retry=super().retry,
-        )
-
-    #: Shows whether a task overrides ``retry``.
-    _base_retry = staticmethod(retry)
+    retry = retries.retry
 
     @property
     def lease_lost(self) -> bool:
@@ -281,7 +247,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         if str(getattr(queue, "name", queue)).endswith(".fifo"):
             return 0
         return delay_seconds(
-            seconds_until(eta, self, time.time()) if countdown is None else countdown
+            retries.seconds_until(eta, self, time.time()) if countdown is None else countdown
         )
 
 

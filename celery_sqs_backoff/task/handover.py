@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 from uuid import uuid4
 
@@ -99,17 +100,14 @@ class Run:
     copy: Retry | None = None
     report: Report | None = None
     extension_state: Any = None
-    _id: str | None = None
 
     def __init__(self, task_id: str, delivery: Delivery | None, is_awaited: bool = False) -> None:
         self.task_id, self.delivery, self.is_awaited = task_id, delivery, is_awaited
 
-    @property
+    @cached_property
     def id(self) -> str:
         """ID of the run. Another receive of the message leads to another run."""
-        if self._id is None:
-            self._id = uuid4().hex if self.delivery is None else self.delivery.run_id
-        return self._id
+        return uuid4().hex if self.delivery is None else self.delivery.run_id
 
     def get_asked(self, raised: BaseException) -> Asked | None:
         """Return the answer of ``self.retry()``, if it raised this exception."""

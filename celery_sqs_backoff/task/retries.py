@@ -10,6 +10,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from celery import Task
 from celery.exceptions import Reject, Retry, TaskPredicate
 from celery.utils.serialization import raise_with_context
 from celery.utils.time import maybe_make_aware
@@ -22,23 +23,31 @@ from .handover import Asked, BackoffRetry, delivery_of, run_of
 _UNCHANGEABLE = (str, bytes, int, float, type(None))
 
 
-def ask_for_retry(
+def retry(
     task: Any,
-    args: Any,
-    kwargs: Any,
-    exc: Any,
-    throw: bool,
-    eta: datetime | None,
-    countdown: float | None,
-    max_retries: int | None,
-    options: Mapping[str, Any],
-    *,
-    celerys_retry: Callable[..., Any],
+    args: Any = None,
+    kwargs: Any = None,
+    exc: Any = None,
+    throw: bool = True,
+    eta: datetime | None = None,
+    countdown: float | None = None,
+    max_retries: int | None = None,
+    **options: Any,
 ) -> Any:
-    """Keep the message for its retry, or publish a copy if the message has to change.
+    """Retry as ``celery.Task.retry`` does, but keep the message if it need not change.
 
-    Arguments and errors are as for ``BackoffTask.retry``.
+    The arguments are Celery's. Without ``countdown`` (seconds) and ``eta`` the delay is drawn from
+    ``backoff`` instead of being ``default_retry_delay``. The message is kept and hidden if
+    arguments and route have not changed, ``throw`` is true, and the delay ends within the 12 hours
+    since the receive that SQS allows. Otherwise a copy is published immediately, as Celery does.
+    ``max_retries=0`` means "fail now": the task's rules do not retry that failure.
+
+    Raises:
+        celery.exceptions.Retry: always, unless ``throw`` is false.
+        exc, or MaxRetriesExceededError: no retry is left.
     """
+    if not task.is_covered or task.request.called_directly:
+        return Task.retry(task, args, kwargs, exc, throw, eta, countdown, max_retries, **options)
     request, now = task.request, time.time()
     run: Any = run_of(request)
     delivery: Any = None if run is None else run.delivery
@@ -74,12 +83,12 @@ def ask_for_retry(
             run.asked = Asked(failure, cause, reason)
         raise_with_context(failure)
     if is_hidden:
-        retry = BackoffRetry(exc=exc, when=visibility_delay(delay, delivery, now=now))
-        run.asked = Asked(retry, cause, is_named=is_named)
-        raise retry
+        raised = BackoffRetry(exc=exc, when=visibility_delay(delay, delivery, now=now))
+        run.asked = Asked(raised, cause, is_named=is_named)
+        raise raised
     try:
-        given = (args, kwargs, exc, False, eta, countdown)
-        copy = publish(task, retries + 1, partial(celerys_retry, *given, **options))
+        given = (task, args, kwargs, exc, False, eta, countdown)
+        copy = publish(task, retries + 1, partial(Task.retry, *given, **options))
     except Reject as refused:  # the broker does not take it
         if run is not None:
             run.asked = Asked(refused, cause)
@@ -128,7 +137,7 @@ def retry_in_place_of(task: Any, raised: Retry) -> Exception:
     its ``Retry`` is returned unchanged.
     """
     has_message = raised.sig is not None or isinstance(raised, BackoffRetry)
-    if has_message or type(task).retry is not task._base_retry:
+    if has_message or type(task).retry is not retry:
         return raised  # type: ignore[no-any-return]
     cause = raised.exc or raised.__cause__ or raised.__context__
     if not isinstance(cause, Exception) or isinstance(cause, TaskPredicate):

@@ -11,8 +11,9 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from ..retry.decision import DeadLetter, End, Hide
+from ..retry.decision import DeadLetter, End, Hide, RunEnd
 from ..retry.outcomes import Outcome
+from ..sqs.delivery import Delivery
 
 if TYPE_CHECKING:
     from .handover import Run
@@ -38,18 +39,15 @@ def note_end(run: Run, *, attempt: int) -> None:
         attempt: runs of the message, this one included.
     """
     api: Any = sys.modules.get("opentelemetry.trace")
-    if api is None or run.report is None:
+    if api is None or run.report is None or run.delivery is None:
         return
     with suppress(Exception):  # a tracing library must not fail a task that has ended
         span = api.get_current_span()
         if span.is_recording():
-            _note(api, span, run, attempt)
+            _note(api, span, run.report.ended, run.delivery, attempt)
 
 
-def _note(api: Any, span: Any, run: Run, attempt: int) -> None:
-    assert run.report is not None
-    assert run.delivery is not None
-    ended, delivery = run.report.ended, run.delivery
+def _note(api: Any, span: Any, ended: RunEnd, delivery: Delivery, attempt: int) -> None:
     decision = ended.decision
     outcome = decision.outcome if decision is not None else Outcome.UNKNOWN
     facts: dict[str, Any] = {
