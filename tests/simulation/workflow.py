@@ -214,7 +214,7 @@ class World:
         message.receives += 1
         receive = message.receives
         number = self.happened["runs"] = self.happened["runs"] + 1
-        run = Run(number, name, self.clock())
+        run = Run(number, name, self.time())
         how = self.attempt(run, killable=not is_last)
         self.settled |= self.settled_now()
         # A run that was overtaken by another delivery does not settle the message.
