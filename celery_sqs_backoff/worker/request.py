@@ -26,10 +26,8 @@ from ..retry.decision import DeadLetter, End, GiveBack, Hide, RunEnd, Settle
 from ..retry.options import TYPE_ONLY, Options
 from ..retry.outcomes import Outcome
 from ..sqs.redact import ErrorText
-from ..store.connections import ask_and_close
 from ..task.handover import DELIVERY_KEY, read_end, report_of
 from ..text import error_site, printable
-from ..threads import call_in_time
 from .inbox import is_stopping
 from .lease import Lease
 from .settle import Settler
@@ -37,12 +35,6 @@ from .settle import Settler
 logger = get_logger(__name__)
 
 _NO_ERROR = ErrorText()
-
-_LONGEST_STORE_SECONDS = 1.0
-
-
-class BackendHangs(Exception):
-    """The result backend has not stored a retry in time, or no thread is left to ask it in."""
 
 
 class SettledBeforeRun(Exception):
@@ -332,7 +324,8 @@ def _announce_retry(request: BackoffRequest, exc: Exception, exc_info: Any, dela
     """Announce a retry as the task's own process would, if it could not."""
     task, context = request.task, request._context
     if request.store_errors:
-        _contained(request, _store_retry, request, exc, exc_info.traceback)
+        store = partial(task.backend.mark_as_retry, request=context)
+        _contained(request, store, request.id, exc, exc_info.traceback)
     _send_retried(request, exc, exc_info.traceback)
     reason = Retry(exc=exc, when=delay)
     task.request_stack.push(context)
@@ -342,23 +335,6 @@ def _announce_retry(request: BackoffRequest, exc: Exception, exc_info: Any, dela
     finally:
         task.request_stack.pop()
     logger.info("Task %s retry: %s", _named(request), reason)
-
-
-def _store_retry(request: BackoffRequest, exc: Exception, traceback: str) -> None:
-    """Store RETRY in another thread with a backend of its own, and wait a second at most.
-
-    Celery's Redis backend waits two minutes for a response, and its database backend for as long as
-    the database is silent. The event loop must not.
-    """
-
-    def store() -> None:
-        backend = request.task.backend
-        backend.mark_as_retry(request.id, exc, traceback, request=request._context)
-
-    stored = call_in_time(partial(ask_and_close, store), seconds=_LONGEST_STORE_SECONDS)
-    if stored is None or not stored.done():
-        raise BackendHangs
-    stored.result()
 
 
 def _call_hooks(request: BackoffRequest, exc: BaseException, exc_info: Any) -> None:

@@ -6,7 +6,6 @@ import gc
 import logging
 import pickle
 import sys
-import threading
 import types
 import weakref
 
@@ -16,7 +15,6 @@ import pytest
 
 from celery_sqs_backoff import NonRetryable, Retryable, Schedule, SQSBackoffTask
 
-from . import Run
 from .bodies import raises, returns
 
 # Celery warns of each failure outside of a task's body: of those that are made here, too.
@@ -303,16 +301,3 @@ def test_suspended_frames_live_on(rig):
     rig.run()
     assert message.fate == "hidden"
     assert isinstance(calls.send("down again"), Retryable)
-
-
-def test_result_backend_hangs(rig, monkeypatch, caplog):
-    """A result backend that is silent does not hold up the worker's event loop."""
-    goes_on, hooks = threading.Event(), []
-    rig.task(returns, on_retry=lambda self, *args: hooks.append("on_retry"))
-    monkeypatch.setattr(type(rig.app.backend), "mark_as_retry", lambda *_, **__: goes_on.wait(60))
-    message = rig.send()
-    rig.run(Run.lose)
-    assert not goes_on.is_set()
-    goes_on.set()
-    assert (message.fate, hooks) == ("hidden", ["on_retry"])
-    assert "callback_failed" in caplog.text

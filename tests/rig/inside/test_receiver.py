@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.worker.request import Request
 
+from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.worker import consume
 
 
@@ -26,12 +28,15 @@ def test_names_in_containers() -> None:
     assert all("mails@shop" in run.stdout for run in runs)
 
 
-def test_start_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keywords of ``Task.start_strategy`` are handed on to Celery's strategy."""
+def test_strategy_of_another_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere Celery's strategy gets its keywords, and makes requests of Celery's own class."""
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
-        consume, "celery_default", lambda task, app, consumer, **kwargs: seen.update(kwargs)
+        consume,
+        "celery_default",
+        lambda task, app, consumer, **kwargs: seen.update(kwargs, request=task.Request),
     )
-    task = SimpleNamespace(Request="celery.worker.request:Request")
+    task = SimpleNamespace(Request=SQSBackoffTask.Request)
     consume.strategy(task, None, SimpleNamespace(), info=print, task_reserved=len)
-    assert seen == {"info": print, "task_reserved": len}
+    assert seen == {"info": print, "task_reserved": len, "request": Request}
+    assert task.Request == SQSBackoffTask.Request
