@@ -114,14 +114,20 @@ class Keeper:
         """Stop holding the lease, and carry its settlement out soon. Called by the lease."""
         with self.lock:
             self._calls.setdefault(lease.queue.url, lease.calls)
-            if lease.state is State.LOST:
-                self._drop_if_not_running(lease)
-            else:
-                if lease.state is not State.HIDE and lease.state is not State.GIVE_BACK:
-                    self.memory.settled(lease.message_id, lease.record)
-                self._table.settled(lease, self.clock())
+            if lease.state is not State.HIDE and lease.state is not State.GIVE_BACK:
+                self.memory.settled(lease.message_id, lease.record)
+            self._table.settled(lease, self.clock())
             self._look()
         lease.free_place()
+
+    def lost(self, lease: Lease) -> bool:
+        """Lose a message that is held, and return whether it was. Called by the lease."""
+        with self.lock:
+            if lease.become(State.LOST, may_be_lost=True) is None:
+                return False
+            self._drop_if_not_running(lease)
+        lease.free_place()
+        return True
 
     def ended(self, lease: Lease) -> None:
         """Note that the run of a lost message has ended. Called by the lease."""
@@ -319,21 +325,22 @@ class Keeper:
                 logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
 
     def _on_loss(self, lease: Lease, is_void: bool) -> None:
-        if lease.state not in (State.HELD, State.LOST):
-            return
-        if is_void:
-            self._drop_if_not_running(lease)
+        with self.lock:
+            if lease.state is not (State.LOST if is_void else State.HELD) or not lease.may_be_lost:
+                return  # settled, or received again
+            leaves = is_void or not lease.handed_to_pool()
+            if leaves:  # another worker may start it; else it comes back
+                lease.become(State.LOST)
+                self._drop_if_not_running(lease)
+        if leaves:
             lease.free_place()
-        elif not lease.handed_to_pool():
-            lease.lose()  # another worker may start it; else it comes back
         lease.tell_of_loss()
 
     def _drop_if_not_running(self, lease: Lease) -> None:
-        with self.lock:
-            is_lost = lease.state is State.LOST  # and was not received again
-            if is_lost and not lease.handed_to_pool():
-                self._table.forget(lease)
-                self.memory.count_given_back(lease.message_id)
+        """Forget a message that was lost before its task began. Called under the lock."""
+        if not lease.handed_to_pool():
+            self._table.forget(lease)
+            self.memory.count_given_back(lease.message_id)
 
 
 def carry_out(call: Call, port: Calls) -> list[Failure | None]:

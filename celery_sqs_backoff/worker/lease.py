@@ -257,8 +257,7 @@ class Lease:
 
     def lose(self) -> None:
         """Make no further call, because another worker may have the message. Tell the task."""
-        if self.become(State.LOST, may_be_lost=True):
-            self.keeper.settled(self)
+        if self.keeper.lost(self):
             self.tell_of_loss()
 
     def tell_of_loss(self) -> None:

@@ -229,8 +229,9 @@ class SettlementTable:
             is_last = lease.delivery.is_last_before_sqs_moves_it
             waits = earlier.state is State.HIDE and now < earlier.due_at and not is_last
             is_removed = earlier.state in (State.DELETE, State.DEAD_LETTER)
-            is_lost = earlier.state is State.LOST
-            runs = earlier.state is State.HELD or (is_lost and not earlier.is_over)
+            runs = earlier.state is State.HELD or (
+                earlier.state is State.LOST and not earlier.is_over and earlier.handed_to_pool()
+            )
             if waits or is_removed or runs:
                 earlier.hold_again(lease)
                 self._plan_visibility(earlier, now)

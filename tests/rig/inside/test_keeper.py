@@ -209,6 +209,7 @@ def test_held_again() -> None:
     """A message that is held again is settled by its run."""
     keeper = Keeper()
     lost = hold(keeper, Client(), message_id="m")
+    lost.handed_to_pool = lambda: True
     lost.become(State.LOST)
     hold(keeper, Client(), message_id="m")
     assert (lost.become(State.DELETE), lost.state) == (State.HELD, State.DELETE)
@@ -240,18 +241,50 @@ def test_received_while_its_run_ends() -> None:
     assert keeper.held() == []
 
 
-def test_received_while_its_loss_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is held and renewed again."""
-    now, client = [1_000.0], Client(lambda name: "ReceiptHandleIsInvalid")
-    keeper = Keeper(clock=lambda: now[0])
-    lease = hold(keeper, client, message_id="m")
+def receive_while_told(keeper: Keeper, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Receive the message again while the observers are told that it is lost."""
 
     def receive_again(*_: object, **__: object) -> None:
         client.end = lambda name: None
         hold(keeper, client, message_id="m")
 
     monkeypatch.setattr("celery_sqs_backoff.observe.log_lines.logger.log", receive_again)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_received_while_its_loss_is_told(monkeypatch: pytest.MonkeyPatch, runs: bool) -> None:
+    """It is held and renewed: for the run if there is one, else for the new receive."""
+    now, client = [1_000.0], Client(lambda name: "ReceiptHandleIsInvalid")
+    keeper, freed = Keeper(clock=lambda: now[0]), list[int]()
+    lease = hold(keeper, client, message_id="m")
+    lease.handed_to_pool, lease.free = lambda: runs, lambda: freed.append(1)
+    receive_while_told(keeper, client, monkeypatch)
     for _ in range(2):
         now[0] += 11
         turn(keeper)
-    assert (lease.state, len(client.calls), client.entries) == (State.HELD, 2, 1)
+    [held] = keeper.held()
+    assert ((held is lease), bool(freed)) == (runs, not runs)
+    assert (len(client.calls), client.entries) == (2, 1)
+
+
+def test_received_while_it_is_being_lost() -> None:
+    """A receive in another thread finds it held or lost, and never a settlement half made."""
+    keeper, client = Keeper(), Client()
+    lease = hold(keeper, client, message_id="m")
+    lease.handed_to_pool = lambda: True
+    other = threading.Thread(target=hold, args=(keeper, client), kwargs={"message_id": "m"})
+
+    class Guard:
+        """Lets the other thread receive the message as soon as it has become lost."""
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *exc_info: object) -> None:
+            if lease.state is State.LOST and not other.ident:
+                other.start()
+                other.join(0.2)
+
+    lease.guard = Guard()
+    lease.lose()
+    other.join()
+    assert (lease.state, keeper.waiting, "m" in keeper.memory.fates) == (State.HELD, 0, False)
