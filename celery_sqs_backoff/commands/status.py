@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any, Final
 
 import click
@@ -21,7 +20,7 @@ from celery_sqs_backoff.observe.status import (
 )
 from celery_sqs_backoff.sqs.errors import Failure
 from celery_sqs_backoff.sqs.find_queue import QueueFinder, connection_to_look, why_not
-from celery_sqs_backoff.store.settings import is_shared
+from celery_sqs_backoff.store.settings import has_store, is_store_shared
 
 from .command import app_of, command, make_read_failure
 from .environment import open_records
@@ -99,10 +98,8 @@ def _read_one(finder: QueueFinder, name: str) -> QueueStatus:
 
 def _workers(app: Any) -> tuple[list[WorkerNow] | None, str]:
     """Return the records of workers, or ``None`` and the reason."""
-    settings = app.conf.get("sqs_backoff")
-    store = settings.get("store") if isinstance(settings, Mapping) else None
-    if not is_shared(store):
-        return None, _NO_STORE if store is None else _OWN_STORE
+    if not is_store_shared(app):
+        return None, _OWN_STORE if has_store(app) else _NO_STORE
     try:
         return list(Board(open_records(app)).read().values()), ""
     except Exception as exc:  # noqa: BLE001  # the store's client may raise anything

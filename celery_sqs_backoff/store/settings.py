@@ -30,13 +30,6 @@ _lock = threading.Lock()
 _opened: dict[tuple[int, str], Store] = {}
 
 
-def is_shared(named: object) -> bool:
-    """Return whether other processes may use the store, which is any store but memory."""
-    if isinstance(named, str):
-        return named.partition(":")[0] != "memory"
-    return named is not None and not isinstance(named, MemoryStore)
-
-
 def open_store(named: object) -> Store:
     """Return the store of a URL, or the given store. It connects at its first call.
 
@@ -160,8 +153,11 @@ def store_of(app: Any) -> Store:
 
 
 def is_store_shared(app: Any) -> bool:
-    """Return whether the app names a store that other processes can use."""
-    return is_shared(_setting(app, "store"))
+    """Return whether the app names a store that other processes can use: any but memory."""
+    named = _setting(app, "store")
+    if isinstance(named, str):
+        return named.partition(":")[0] != "memory"
+    return named is not None and not isinstance(named, MemoryStore)
 
 
 def records_of(app: Any) -> Records:

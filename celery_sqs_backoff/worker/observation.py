@@ -18,7 +18,7 @@ from ..observe.health import Heartbeat
 from ..observe.metrics import Metrics
 from ..observe.waiting import Waiting
 from ..sqs.queues import queue_name
-from ..store.settings import is_shared, records_of
+from ..store.settings import is_store_shared, records_of
 from ..text import type_name
 from ..threads import start_daemon
 
@@ -99,7 +99,7 @@ class Observation:
             self._stops.append(heartbeat.stop)
 
     def _publish(self) -> None:
-        if not is_shared(self._settings.get("store")) or not self._settings.get("status", True):
+        if not is_store_shared(self._app) or not self._settings.get("status", True):
             return
         over = threading.Event()
         thread = start_daemon("sqs-bulletin", lambda: self._write_until(over))
