@@ -46,6 +46,10 @@ class Document:
         kind: ``"scope"`` of a workflow, ``"steps"`` of steps without a lock.
         name: of the scope.
         state: of the run. It notes the steps that the run has had, and those with an effect.
+        message: that enters the workflow and answers for it from its first step on; ``None``: it
+            stays as it is.
+        is_certain: returns whether an exception says that the step had no effect.
+        before: called before each step begins.
     """
 
     def __init__(
@@ -53,10 +57,15 @@ class Document:
         records: Records,
         kind: str,
         name: str,
+        *,
         state: RunState | None = None,
+        message: str | None = None,
+        is_certain: Callable[[BaseException], bool] = lambda _: False,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
         self._records, self._kind, self._name = records, kind, name
         self._state = state or RunState()
+        self._message, self._is_certain, self._before = message, is_certain, before
         self._used = self._state.used[f"{kind} {name}"]
         self._record: Record | None = None
 
@@ -85,7 +94,7 @@ class Document:
                 raise LockLost("another run has gone on with this workflow")
             self._record = None
 
-    def enter(self, message: str | None, run: str) -> None:
+    def enter(self) -> None:
         """Note that a run has entered the workflow, so that an earlier run in it fails.
 
         Raises:
@@ -94,8 +103,8 @@ class Document:
 
         def change(fields: dict[str, Any]) -> dict[str, Any]:
             entered = fields.get("entered", {})
-            others = [(each, at) for each, at in entered.items() if each != message]
-            mine = [(str(message), [run, time.time()])]
+            others = [(each, at) for each, at in entered.items() if each != self._message]
+            mine = [(str(self._message), [self._state.run, time.time()])]
             return {"entered": dict([*others[1 - _MAX_ENTERED :], *mine])}
 
         if self.update(change)["state"] != OPEN:
@@ -117,19 +126,10 @@ class Document:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         *,
-        message: str | None,
-        is_certain: Callable[[BaseException], bool],
         undo: Signature | None = None,
         confirm: Signature | None = None,
-        before: Callable[[], None] = lambda: None,
     ) -> Any:
-        """Do a step unless it is recorded as done, and return its result.
-
-        Arguments:
-            message: that answers for the workflow from now on; ``None``: no change.
-            is_certain: returns whether an exception says that the step had no effect.
-            before: called before the step begins.
-        """
+        """Do a step unless it is recorded as done, and return its result."""
         name = text_of("name", name)
         self._check(name, fn, undo, confirm)
         given = self._records.digest("input", input_of(fn, args, kwargs))
@@ -137,12 +137,12 @@ class Document:
         if step is not None and step["input"] != given:
             raise OtherInput(f"the step {name!r} was begun with other arguments")
         if step is None or step["state"] == BEGUN:
-            before()
-            step = self._begin(name, given, message, undo)
+            self._before()
+            step = self._begin(name, given, undo)
             try:
                 result = fn(*args, **kwargs)
             except BaseException as exc:
-                if step["runs"] == 1 and is_certain(exc):
+                if step["runs"] == 1 and self._is_certain(exc):
                     self._forget(name, step)
                 else:
                     self._state.note_act()
@@ -175,9 +175,7 @@ class Document:
             " or open it inside the step's function",
         )
 
-    def _begin(
-        self, name: str, given: str, message: str | None, undo: Signature | None
-    ) -> dict[str, Any]:
+    def _begin(self, name: str, given: str, undo: Signature | None) -> dict[str, Any]:
         def change(fields: dict[str, Any]) -> dict[str, Any]:
             steps, old = fields["steps"], fields["steps"].get(name, {})
             if fields["state"] != OPEN:
@@ -191,7 +189,7 @@ class Document:
                 "runs": old.get("runs", 0) + 1,
                 "undo": None if undo is None else dumps(dict(undo)),
             }
-            owner = {} if message is None else {"owner": message}
+            owner = {} if self._message is None else {"owner": self._message}
             return {"steps": steps | {name: begun}, "ended": False} | owner
 
         step: dict[str, Any] = self.update(change)["steps"][name]

@@ -90,11 +90,14 @@ class SQSBackoffTask(OnCommit, BackoffTask):
             StoreInTransaction: a Django transaction is open. The step has not begun.
             StoreUnavailable: the step has not begun. The task is retried.
         """
-        document = Document(self._records, "steps", self._scope(scope), current())
-        certain = self._is_certainly_not_processed
-        return document.step(
-            name, fn, args, kwargs, message=None, is_certain=certain, confirm=confirm
+        document = Document(
+            self._records,
+            "steps",
+            self._scope(scope),
+            state=current(),
+            is_certain=self._is_certainly_not_processed,
         )
+        return document.step(name, fn, args, kwargs, confirm=confirm)
 
     @contextmanager
     def exclusive(

@@ -46,9 +46,17 @@ class Workflow:
     ) -> None:
         self._scope = text_of("scope", scope)
         self._records, self._message, self._run = records, message, state.run
-        self._namespace, self._is_certain = namespace, is_certain
+        self._namespace = namespace
         self._lock = Lock(records, self._scope, lease=lease, held=state.held)
-        self._document = Document(records, "scope", self._scope, state)
+        self._document = Document(
+            records,
+            "scope",
+            self._scope,
+            state=state,
+            message=message,
+            is_certain=is_certain,
+            before=self._lock.renew,
+        )
         self._is_inside = False
 
     def step(
@@ -81,17 +89,7 @@ class Workflow:
         """
         if not self._is_inside:
             raise RuntimeError(f"the step {name!r} is outside its workflow's with block")
-        return self._document.step(
-            name,
-            fn,
-            args,
-            kwargs,
-            message=self._message,
-            is_certain=self._is_certain,
-            undo=undo,
-            confirm=confirm,
-            before=self._lock.renew,
-        )
+        return self._document.step(name, fn, args, kwargs, undo=undo, confirm=confirm)
 
     def key(self, name: object) -> str:
         """Return a UUID for a provider's idempotency header, the same on every attempt."""
@@ -118,7 +116,7 @@ class Workflow:
         try:
             if self._message is not None:
                 _list_scope(self._records, self._message, self._scope, self._run)
-            self._document.enter(self._message, self._run)
+            self._document.enter()
         except BaseException:  # any: else the lock would be taken until its lease ends
             self._lock.release()
             raise

@@ -153,7 +153,7 @@ def _records(store: Any) -> Records:
 def _step(records: Records, scope: str, name: str) -> Any:
     """Do a step of a scope that others are in too."""
     document = Document(records, "steps", scope)
-    return document.step(name, lambda: name, (), {}, message=None, is_certain=lambda _: False)
+    return document.step(name, lambda: name, (), {})
 
 
 def _take_turns(store: Any, key: str, path: str, turns: int) -> int:

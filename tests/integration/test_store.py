@@ -332,15 +332,14 @@ def test_a_step_that_outlives_its_connection_is_recorded_all_the_same(
     with served(name, tmp_path) as there:
         connection = connections[there.url.removeprefix("django://")]
         steps = Document(Records(there.store), "steps", "order:7")
-        options = {"message": None, "is_certain": lambda _: False}
 
         def charge() -> str:
             _end_session(connection)
             return "charged"
 
-        assert steps.step("charge", charge, (), {}, **options) == "charged"
+        assert steps.step("charge", charge, (), {}) == "charged"
         again = Document(Records(there.store), "steps", "order:7")
-        assert again.step("charge", lambda: "again", (), {}, **options) == "charged"
+        assert again.step("charge", lambda: "again", (), {}) == "charged"
 
 
 def test_a_step_outlives_all_connections_of_its_pool(tmp_path: Path) -> None:

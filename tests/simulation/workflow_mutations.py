@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from celery_sqs_backoff.safe import document, lock, take_back, workflow
+from celery_sqs_backoff.safe import document, lock, take_back
 from celery_sqs_backoff.store import records
 
 
@@ -52,13 +52,13 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         "enter",
         (
             "return {",
-            'return {"owner": message, ',
+            'return {"owner": self._message, ',
         ),
     ),
     "rule 3: the first message stays the owner": lambda: _edited(
         document.Document,
         "_begin",
-        ('{"owner": message}', '{"owner": fields.get("owner") or message}'),
+        ('{"owner": self._message}', '{"owner": fields.get("owner") or self._message}'),
     ),
     "rule 4: giving up sends nothing": lambda: patch(
         "tests.simulation.workflow.World.give_up", lambda world, run: world.gave_up.add(run.number)
@@ -86,13 +86,13 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         document.Document, "end", ('step | {"undo": None}', "step")
     ),
     "a step in doubt is forgotten": lambda: _edited(
-        document.Document, "step", ('step["runs"] == 1 and is_certain(exc)', "True")
+        document.Document, "step", ('step["runs"] == 1 and self._is_certain(exc)', "True")
     ),
     "a joined step is forgotten": lambda: _edited(
         document.Document, "step", ('step["runs"] == 1 and ', "")
     ),
     "the lock is not renewed before a step": lambda: _edited(
-        workflow.Workflow, "step", ("before=self._lock.renew,", "")
+        document.Document, "step", ("self._before()", "pass")
     ),
 }
 
