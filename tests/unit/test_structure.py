@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "retry": {"text"},
     "sqs": {"retry", "text", "threads", "traces"},
     "classifiers": {"retry", "sqs", "text", "traces"},
-    "foreign": {"retry", "sqs"},
+    "foreign": {"text"},
     # A store has its table in contrib.django.
     "store": {"retry", "text", "threads", "contrib"},
     # SQSBackoffTask has the methods of the outbox.
@@ -56,7 +56,7 @@ MAY_IMPORT = {
         "doctor",
         "text",
     },
-    "provider_proxy": {"retry", "text"},
+    "provider_proxy": set(),
     "testing": {"retry", "sqs", "store", "task", "provider_proxy", "text"},
 }
 
