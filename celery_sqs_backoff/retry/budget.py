@@ -148,13 +148,11 @@ def receives_needed(
         at_most: the count ends there. SQS allows no ``maxReceiveCount`` above 1,000.
         rng: the source of the delays; ``None`` = always the same draws.
     """
-    rng, elapsed, failures = rng or Random(0), 0.0, 0
-    backoff = tolerant(backoff)
-    while failures < at_most - 1:
-        if max_retries is not None and failures >= max_retries:
-            break
-        if retry_for is not None and elapsed >= retry_for:
-            break
+    rng, backoff = rng or Random(0), tolerant(backoff)
+    most_failures = at_most - 1 if max_retries is None else min(max_retries, at_most - 1)
+    most_seconds = math.inf if retry_for is None else retry_for
+    elapsed, failures = 0.0, 0
+    while failures < most_failures and elapsed < most_seconds:
         failures += 1
         elapsed += max(1.0, backoff.delay(failures, rng))
     return failures + 1

@@ -72,8 +72,9 @@ class Verdict:
             raise TypeError(f"invalid outcome {outcome!r}: expected an Outcome")
         if not isinstance(safe_to_repeat, bool):
             raise TypeError(f"invalid safe_to_repeat {safe_to_repeat!r}: expected a bool")
+        seconds = None if retry_after is None else to_seconds("retry_after", retry_after)
         object.__setattr__(self, "outcome", outcome)  # the way to fill a frozen dataclass
-        object.__setattr__(self, "retry_after", _optional_seconds("retry_after", retry_after))
+        object.__setattr__(self, "retry_after", seconds)
         object.__setattr__(self, "safe_to_repeat", safe_to_repeat)
 
     @property
@@ -128,7 +129,8 @@ class Retryable(ExplicitOutcome):
 
     def __init__(self, msg: str = "", retry_after: float | timedelta | None = None) -> None:
         super().__init__(msg)
-        self.retry_after = _optional_seconds("retry_after", retry_after)
+        if retry_after is not None:
+            self.retry_after = to_seconds("retry_after", retry_after)
 
     @property
     def verdict(self) -> Verdict:
@@ -205,34 +207,22 @@ def _ask(classifier: Classifier, exc: BaseException, task: str | None) -> Verdic
     try:
         answer: object = classifier(exc)
     except Exception as error:  # noqa: BLE001  # a classifier's bug must not hide the failure
-        _log_broken(classifier, exc, task, f"raised {_name(type(error))}")
-        return None
-    if isinstance(answer, Outcome):
-        return Verdict(answer)
-    if answer is None or isinstance(answer, Verdict):
-        return answer
-    _log_broken(classifier, exc, task, f"returned {_name(type(answer))}")
-    return None
-
-
-def _log_broken(
-    classifier: Classifier, exc: BaseException, task: str | None, what_it_did: str
-) -> None:
+        end = f"raised {_name(type(error))}"
+    else:
+        if isinstance(answer, Outcome):
+            return Verdict(answer)
+        if answer is None or isinstance(answer, Verdict):
+            return answer
+        end = f"returned {_name(type(answer))}"
     # Types only, and no traceback: messages and arguments of errors are the user's data.
     logger.error(
         "sqs_backoff.classifier_broken: task %s: %s %s for %s;"
         " expected an Outcome, a Verdict or None",
-        task or "?",
-        _name(classifier),
-        what_it_did,
-        _name(type(exc)),
+        *(task or "?", _name(classifier), end, _name(type(exc))),
     )
+    return None
 
 
 def _name(thing: object) -> str:
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{named.__module__}.{named.__qualname__}"
-
-
-def _optional_seconds(name: str, value: object) -> float | None:
-    return None if value is None else to_seconds(name, value)

@@ -28,17 +28,12 @@ class Policy(ABC):
 
     @abstractmethod
     def ceiling(self, attempt: int) -> float:
-        """Return the longest delay in seconds after failure number ``attempt`` (1 = the first).
-
-        Raises:
-            TypeError: ``attempt`` is not an int.
-            ValueError: ``attempt`` is below 1.
-        """
+        """Return the longest delay in seconds after failure number ``attempt`` (1 = the first)."""
 
     def delay(self, attempt: int, rng: RandomSource = random) -> float:
         """Draw the delay in seconds after failure number ``attempt`` (1 = the first).
 
-        Without jitter this is the ceiling, and ``rng`` is not used. Raises errors as ``ceiling``.
+        Without jitter this is the ceiling, and ``rng`` is not used.
         """
         return self.ceiling(attempt)
 
@@ -63,7 +58,7 @@ class _Growing(Policy):
         object.__setattr__(self, "cap", cap_seconds)
 
     def ceiling(self, attempt: int) -> float:
-        return self._grow(2.0, _check_attempt(attempt) - 1)
+        return self._grow(2.0, attempt - 1)
 
     def _grow(self, factor: float, times: int) -> float:
         try:
@@ -159,7 +154,7 @@ class DecorrelatedJitter(_Growing):
 
     def ceiling(self, attempt: int) -> float:
         """Return ``min(cap, base * 3**attempt)`` seconds, as if all draws were the highest."""
-        return self._grow(3.0, _check_attempt(attempt))
+        return self._grow(3.0, attempt)
 
     def delay(self, attempt: int, rng: RandomSource = random) -> float:
         """Draw a whole chain of ``attempt`` delays from ``rng`` and return its last, in seconds."""
@@ -206,7 +201,7 @@ class Schedule(Policy):
         object.__setattr__(self, "delays", seconds)
 
     def ceiling(self, attempt: int) -> float:
-        return self.delays[min(_check_attempt(attempt), len(self.delays)) - 1]
+        return self.delays[min(attempt, len(self.delays)) - 1]
 
 
 def to_seconds(name: str, value: object, *, may_be_zero: bool = True) -> float:
@@ -228,11 +223,3 @@ def to_seconds(name: str, value: object, *, may_be_zero: bool = True) -> float:
     if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not may_be_zero):
         raise ValueError(refusal)
     return seconds
-
-
-def _check_attempt(attempt: int) -> int:
-    if isinstance(attempt, bool) or not isinstance(attempt, int):
-        raise TypeError(f"invalid attempt {attempt!r}: expected an int from 1 up")
-    if attempt < 1:
-        raise ValueError(f"invalid attempt {attempt!r}: expected an int from 1 up")
-    return attempt

@@ -330,21 +330,4 @@ def test_a_schedule_must_hold_a_delay() -> None:
         Schedule(5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("attempt", "error"),
-    [(0, ValueError), (-1, ValueError), (True, TypeError), (1.0, TypeError), ("1", TypeError)],
-)
-def test_attempts_are_counted_from_one_in_whole_numbers(
-    attempt: int, error: type[Exception]
-) -> None:
-    legal = rf"^invalid attempt {attempt!r}: expected an int from 1 up$"
-    for policy in ALL:
-        with pytest.raises(error, match=legal):
-            policy.ceiling(attempt)
-        with pytest.raises(error, match=legal):
-            policy.delay(attempt)
-        with pytest.raises(error, match=legal):
-            policy.delay_for("a message", attempt)
-
-
 # The module
