@@ -243,8 +243,6 @@ def running_worker(
     app: Celery,
     *,
     pool: str = "solo",
-    concurrency: int = 1,
-    shutdown_timeout_seconds: float = 10.0,
     **options: Any,
 ) -> Iterator[WorkController]:
     """Run a real worker on an app, in a thread of this process, until the block ends.
@@ -253,12 +251,11 @@ def running_worker(
         app: an app that is :func:`on_local_sqs`. Define all its tasks first, because the worker
             does not learn of later ones.
         pool: ``"solo"`` or ``"threads"``. Others need a process of their own.
-        concurrency: tasks at a time. Default 1.
-        shutdown_timeout_seconds: how long a running task may take to end after the block.
-        options: as for ``celery.worker.WorkController``.
+        options: as for ``celery.contrib.testing.worker.start_worker``, such as ``concurrency=2``
+            and ``shutdown_timeout=30``, and for ``celery.worker.WorkController``.
 
     Raises:
-        RuntimeError: a task was still running after ``shutdown_timeout_seconds``.
+        RuntimeError: a task was still running ``shutdown_timeout`` seconds after the block.
     """
     if pool not in ("solo", "threads"):
         raise ValueError(f"invalid pool {pool!r}: expected 'solo' or 'threads'")
@@ -266,14 +263,7 @@ def running_worker(
     setup_logging.connect(_leave_logging_alone)
     others = set(threading.enumerate())
     try:
-        with start_worker(
-            app,
-            pool=pool,
-            concurrency=concurrency,
-            perform_ping_check=False,
-            shutdown_timeout=shutdown_timeout_seconds,
-            **options,
-        ) as worker:
+        with start_worker(app, pool=pool, perform_ping_check=False, **options) as worker:
             yield worker
     finally:
         setup_logging.disconnect(_leave_logging_alone)
