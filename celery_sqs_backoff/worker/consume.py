@@ -129,17 +129,7 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
         _hand_over(receiver, hand_to_pool, request)
 
     consumer.on_task_request = on_task_request
-    upstream.start_nothing_given_back(
-        consumer.controller,
-        _may_begin,
-        partial(_hand_over, receiver),
-    )
-
-
-def _may_begin(request: Any) -> bool:
-    if isinstance(request, BackoffRequest):
-        return request.may_begin()
-    return bool(request.lease.may_start())
+    upstream.start_nothing_given_back(consumer.controller, partial(_hand_over, receiver))
 
 
 def _hand_over(receiver: Receiver, start: Callable[[Any], object], request: Any) -> bool:
@@ -202,7 +192,7 @@ def _reject(lease: Lease, channel: Any, requeue: bool) -> None:
 
 def _settle_plain(request: Any, lease: Lease, receiver: Receiver) -> None:
     """Let a request of Celery's own class settle its lease, also if the message is lost."""
-    request.lease = lease
+    request.lease, request.may_begin = lease, lease.may_start
     lease.handed_to_pool = partial(was_handed_to_pool, request)
     request._on_ack = lambda logger, errors: lease.done()
     request._on_reject = lambda logger, errors, requeue: _reject(lease, receiver.channel, requeue)

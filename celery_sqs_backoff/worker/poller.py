@@ -6,18 +6,20 @@ import random
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
 
 from ..observe.events import Polled, ReceiveFailed, ReceivingAgain
 from ..retry.policies import EqualJitter
-from ..sqs.calls import Calls, Received
+from ..sqs.calls import Received
 from ..sqs.limits import MAX_BATCH_ENTRIES
-from ..sqs.queues import Queue, queue_name
+from ..sqs.queues import queue_name
 from ..text import BUG_CALLS, error_site
 from ..threads import call_in_time
-from .keeper import Keeper
-from .window import Window
+
+if TYPE_CHECKING:
+    from .receive import Receiver
 
 logger = get_logger(__name__)
 
@@ -49,40 +51,30 @@ class Poller:
     No exception ends it. Its threads are daemons: at the end of the process they just stop.
 
     Arguments:
+        receiver: gets the messages of each response, in the poller's thread. It is asked for the
+            queue's attributes before each long poll, and now and then while there is no room.
+        name: of the queue, in Celery.
         url: of the queue. Others may have the same name, in another account or Region.
-        calls: the port to receive with.
-        keeper: says for how long a receive hides its messages.
-        window: says when to receive, and how many messages.
-        read_queue: returns the queue's attributes. It is called before each long poll, and now and
-            then while there is no room for one.
-        take: gets the messages of a response, in the poller's thread; see
-            :meth:`~.receive.Receiver.take`.
         wait_seconds: of the long poll; 0 = the user wants no long poll.
         pause_seconds: between two receives that bring no message, where they do not wait.
     """
 
     def __init__(
         self,
+        receiver: Receiver,
+        name: str,
         url: str,
         *,
-        calls: Calls,
-        keeper: Keeper,
-        window: Window,
-        read_queue: Callable[[], Queue],
-        take: Callable[..., object],
         wait_seconds: int = 20,
         pause_seconds: float = _AFTER_TOO_SOON_SECONDS,
     ) -> None:
-        self.url = url
+        self.name, self.url = name, url
         self.queue = queue_name(url)  # as all events call it, whatever Celery calls it
-        self._keeper = keeper
+        self._receiver, self._window = receiver, receiver.window
+        self._keeper = keeper = receiver.keeper
         self._events, self._pulse, self._clock = keeper.events, keeper.pulse, keeper.clock
-        self._window = window
-        self._read_queue = read_queue
-        self._take = take
         self._name = f"the poller of {url}"
-        self._thread_name = f"sqs-poll-{self.queue}"
-        self._calls = calls
+        self._calls = receiver.clients.polling(url)
         # One message per receive on a FIFO queue. SQS hands out no other message of its group until
         # it is deleted or visible again, so the queue itself keeps the order of each group.
         self._most = 1 if url.endswith(".fifo") else MAX_BATCH_ENTRIES
@@ -99,8 +91,9 @@ class Poller:
         """Start receiving. A call that is still in flight is kept."""
         with self._lock:
             self._stopped.clear()
-            if self._main is None or not self._main.is_alive():
-                self._main = threading.Thread(target=self._run, name=self._thread_name, daemon=True)
+            if not self._is_alive():
+                thread_name = f"sqs-poll-{self.queue}"
+                self._main = threading.Thread(target=self._run, name=thread_name, daemon=True)
                 self._main.start()  # without it no message is received: let it raise
         limit = self._wait_seconds + self._pause_seconds + _LONGEST_TURN_SECONDS
         self._pulse.watch(self._name, limit_seconds=limit, is_alive=self._is_alive)
@@ -157,18 +150,18 @@ class Poller:
 
     def _poll(self) -> None:
         self._pulse.note_turn(self._name)
-        self._queue = self._read_queue()
+        self._queue = self._receiver.read_queue(self.url)
         until = self._clock() + _WAIT_FOR_ROOM_SECONDS
         asked_for = self._window.wait_for_room(
-            self.url, lambda: self._is_over() or self._clock() >= until, most=self._most
+            self.url, partial(self._is_over, until), most=self._most
         )
         if asked_for:
             self._receive(asked_for, wait_seconds=self._wait_seconds, is_main=True)
 
-    def _is_over(self) -> bool:
-        """Return whether to stop. Called every second while there is no room."""
+    def _is_over(self, until: float) -> bool:
+        """Return whether to wait no longer. Called every second while there is no room."""
         self._pulse.note_turn(self._name)
-        return self._stopped.is_set()
+        return self._stopped.is_set() or self._clock() >= until
 
     def _is_alive(self) -> bool:
         main = self._main
@@ -201,8 +194,8 @@ class Poller:
             failures = self._tell(received)  # before they are settled
             if received.messages:
                 seconds_ago = max(0.0, seconds - wait_seconds - _ON_THE_WAY_SECONDS)
-                self._take(
-                    received.messages, seconds_ago=seconds_ago, hidden_seconds=hidden_seconds
+                self._receiver.take(
+                    self, received.messages, seconds_ago=seconds_ago, hidden_seconds=hidden_seconds
                 )
         finally:
             self._window.responded(self.url, asked_for=asked_for, messages=brought, seconds=seconds)

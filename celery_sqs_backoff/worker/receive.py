@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from functools import partial
 from tempfile import gettempdir
 from typing import Any, Final
@@ -42,19 +41,6 @@ _BLOCKING_POOLS = ("solo", "gevent", "eventlet")
 #: Between two reads of a queue's attributes: as long as it could not be read, and afterwards.
 _UNREAD_SECONDS = 2.0
 _READ_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class _Response:
-    """The facts that all messages of one receive share; see :meth:`Receiver.take`."""
-
-    name: str
-    queue: Queue
-    #: Seconds since the epoch, and by the keeper's clock. One time for all messages: reading the
-    #: first of them may take a while.
-    seen_at: float
-    received_at: float
-    hidden_seconds: int | None
 
 
 class Receiver:
@@ -136,12 +122,9 @@ class Receiver:
             url = self.channel._resolve_queue_url(name)
             wait_seconds = self.channel.transport_options.get("wait_time_seconds")
             poller = self._pollers[name] = Poller(
+                self,
+                name,
                 url,
-                calls=self.clients.polling(url),
-                keeper=self.keeper,
-                window=self.window,
-                read_queue=partial(self.read_queue, url),
-                take=partial(self.take, name, url),
                 wait_seconds=_bounded_wait(wait_seconds),
                 pause_seconds=max(0.0, float(self.channel.connection.polling_interval or 0)),
             )
@@ -188,47 +171,40 @@ class Receiver:
 
     def take(
         self,
-        name: str,
-        url: str,
+        poller: Poller,
         messages: list[dict[str, Any]],
         *,
-        seconds_ago: float = 0.0,
-        hidden_seconds: int | None = None,
+        seconds_ago: float,
+        hidden_seconds: int,
     ) -> None:
         """Hold the messages of one receive, and send each on its way.
 
         Arguments:
-            name: of the queue, in Celery.
-            url: of the queue.
+            poller: of their queue.
             messages: as ReceiveMessage returned them, in order.
             seconds_ago: how long ago SQS has handed them out, at least.
-            hidden_seconds: the visibility timeout that was named; ``None``: the queue's own.
+            hidden_seconds: the visibility timeout that was named.
         """
+        queue = self.queue(poller.url)
+        # One time for all messages: reading the first of them may take a while.
         seen_at, received_at = time.time() - seconds_ago, self.keeper.clock() - seconds_ago
-        response = _Response(name, self.queue(url), seen_at, received_at, hidden_seconds)
         for message in messages:
+            lease: Lease | None = None
             try:
-                self._take(response, message)
-            except Exception as exc:  # noqa: BLE001
+                lease = self._hold(
+                    message, poller.name, queue, seen_at, received_at, hidden_seconds
+                )
+                if self.admission.admit(lease, starts=False) is not Answer.KEEP_BACK:
+                    self._prepare(lease)
+            except Exception as exc:  # noqa: BLE001  # a bug, or the user's hub
                 # Left to its visibility timeout; the rest of its batch is not.
+                if lease is not None:
+                    lease.lose()  # else it would be renewed, and take up its place, and never run
                 logger.error(
                     "sqs_backoff.take_failed: a message on %s: %s",
-                    *(name, error_site(exc, calls=BUG_CALLS)),
+                    *(poller.name, error_site(exc, calls=BUG_CALLS)),
                 )
         self.keeper.carry_out_late()  # if this long poll has outlived the keeper's threads
-
-    def _take(self, response: _Response, message: dict[str, Any]) -> None:
-        lease = self._hold(response, message)
-        try:
-            if self.admission.admit(lease, starts=False) is not Answer.KEEP_BACK:
-                self._prepare(lease)
-                if lease.state is not State.HELD:  # given back, or lost, a moment ago
-                    self._leases.pop(lease.tag, None)
-                else:
-                    self.inbox.put(lease)
-        except Exception:  # a bug, or the user's hub: it is raised again, whatever it is
-            lease.lose()  # else it would be renewed, and take up its place, and never run
-            raise
 
     def _read(self, name: str, message: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
         """Return the payload, or why it cannot be read."""
@@ -243,12 +219,20 @@ class Receiver:
         except NotUnderstood as exc:
             return None, str(exc)
 
-    def _hold(self, response: _Response, message: dict[str, Any]) -> Lease:
-        payload, why = self._read(response.name, message)
+    def _hold(
+        self,
+        message: dict[str, Any],
+        name: str,
+        queue: Queue,
+        seen_at: float,
+        received_at: float,
+        hidden_seconds: int,
+    ) -> Lease:
+        payload, why = self._read(name, message)
         headers = payload["headers"] if payload else {}
         eta = headers.get("eta")
         task = self.consumer.app.tasks.get(headers.get("task"))
-        queue, tag, memory = response.queue, message["ReceiptHandle"], self.keeper.memory
+        tag, memory = message["ReceiptHandle"], self.keeper.memory
         lease = Lease(
             calls=self.clients.settling(queue.url),
             queue=queue,
@@ -257,7 +241,7 @@ class Receiver:
             delivery=Delivery.from_sqs(
                 message,
                 queue_url=queue.url,
-                received_at=response.seen_at,
+                received_at=seen_at,
                 max_receive_count=queue.max_receive_count,
                 retention_seconds=queue.retention_seconds,
                 eta=None if eta is None else parse_eta(eta),
@@ -266,11 +250,11 @@ class Receiver:
                 due_since=memory.due_since.get(message["MessageId"]),
                 lost_flags=self.lost_flags,
             ),
-            received_at=response.received_at,
+            received_at=received_at,
             keeper=self.keeper,
             free=partial(self._free, tag),
-            hidden_seconds=response.hidden_seconds,
-            source=response.name,
+            hidden_seconds=hidden_seconds,
+            source=name,
             payload=payload,
             why=why,
             options=task.backoff_options if getattr(task, "is_covered", False) else None,
@@ -284,7 +268,7 @@ class Receiver:
         self.window.freed(tag)
 
     def _prepare(self, lease: Lease) -> None:
-        """Complete the payload as kombu needs it, without a second copy of the body."""
+        """Complete the payload as kombu needs it, without a second copy of the body. Deliver it."""
         assert lease.payload is not None
         self._leases[lease.tag] = lease
         properties = lease.payload["properties"]
@@ -293,6 +277,10 @@ class Receiver:
             "sqs_message": {key: value for key, value in lease.message.items() if key != "Body"},
             "sqs_queue": lease.queue.url,
         }
+        if lease.state is not State.HELD:  # given back, or lost, a moment ago
+            self._leases.pop(lease.tag, None)
+        else:
+            self.inbox.put(lease)
 
     def lease(self, tag: str) -> Lease | None:
         """Return the lease on a message that was delivered, until it is settled or lost."""

@@ -160,9 +160,7 @@ def remember_running_tasks(consumer: Any) -> None:
 
 
 def start_nothing_given_back(
-    controller: Any,
-    may_start: Callable[[Any], bool],
-    start: Callable[[Callable[[Any], object], Any], bool],
+    controller: Any, start: Callable[[Callable[[Any], object], Any], bool]
 ) -> None:
     """Keep prefork from starting a waiting task after its message was given back.
 
@@ -170,15 +168,15 @@ def start_nothing_given_back(
     the next one that waits. And if that cannot be started, the error ends the worker.
 
     Arguments:
-        controller: Celery's worker.
-        may_start: returns whether a request's task may begin now.
+        controller: Celery's worker. The requests that it starts have a method ``may_begin``, which
+            returns whether the task may begin now.
         start: calls its first argument with the second, and contains errors. It returns whether
             the call raised none.
     """
     process = controller._process_task
 
     def process_if_ours(request: Any) -> None:
-        if not may_start(request) or not start(process, request):
+        if not request.may_begin() or not start(process, request):
             controller._quick_release()  # no process will end, and give the place back
 
     controller._process_task = process_if_ours

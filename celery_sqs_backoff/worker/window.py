@@ -118,16 +118,17 @@ class Throughput:
             self._seconds_per_call = _smooth(self._seconds_per_call or seconds, seconds)
             self._since = self._since or now
 
-    @property
-    def settled_during_a_call(self) -> int:
-        """An estimate, or 0 while it is unknown."""
-        return self.settled_within(self._seconds_per_call)
+    def settled_within(self, seconds: float | None = None) -> int:
+        """Return how many messages a busy worker settles in this time, or 0 if unknown.
 
-    def settled_within(self, seconds: float) -> int:
-        """Return how many messages a busy worker settles in this time, or 0 if unknown."""
+        Arguments:
+            seconds: ``None``: during a call to SQS.
+        """
         if self._seconds_per_message <= 0:
             return MAX_BATCH_ENTRIES
-        return int(seconds / self._seconds_per_message)
+        return int(
+            (self._seconds_per_call if seconds is None else seconds) / self._seconds_per_message
+        )
 
 
 def _smooth(average: float, value: float) -> float:
@@ -323,5 +324,5 @@ class Window:
                 for name, calls in self._queues.items()
                 if name == queue or calls.is_about_to_bring(now)
             ),
-            settled_during_a_call=self._throughput.settled_during_a_call,
+            settled_during_a_call=self._throughput.settled_within(),
         )

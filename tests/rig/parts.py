@@ -86,13 +86,13 @@ class _NeverWaits(threading.Condition):
 class _Poller(poller.Poller):
     """The real poller without its thread: one receive when the rig says so."""
 
-    def __init__(self, worker: Worker, url: str, **options: Any) -> None:
-        super().__init__(url, **options)
+    def __init__(self, worker: Worker, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._worker = worker
         self._stopped = _Stopped()
         self._stopped.set()
         self._brought = 0
-        worker.pollers[url] = self
+        worker.pollers[self.url] = self
 
     def start(self) -> None:
         self._stopped.clear()
@@ -104,7 +104,7 @@ class _Poller(poller.Poller):
     def is_stopped(self) -> bool:
         return self._stopped.is_set()
 
-    def _is_over(self) -> bool:
+    def _is_over(self, until: float) -> bool:
         room = self._window
         return self._stopped.is_set() or room._cond.waits > 1
 

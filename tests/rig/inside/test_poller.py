@@ -60,6 +60,7 @@ class Queue:
         pulse: Pulse | None = None,
         clock: Callable[[], float] = time.monotonic,
         look: Callable[[], object] = lambda: None,
+        port: Any = None,
         **options: Any,
     ) -> None:
         self.port, self.window = Port(), window
@@ -71,14 +72,14 @@ class Queue:
             pulse=pulse or Pulse(),
             seconds_to_receive_for=lambda queue: None,
         )
-        parts = {
-            "calls": self.port,
-            "keeper": keeper,
-            "window": window,
-            "read_queue": look,
-            "take": lambda messages, **_: self.take(messages),
-        }
-        self.poller = Poller(url, **{**parts, **options})
+        receiver: Any = SimpleNamespace(
+            keeper=keeper,
+            window=window,
+            clients=SimpleNamespace(polling=lambda url: port or self.port),
+            read_queue=lambda url: look(),
+            take=lambda poller, messages, **_: self.take(messages),
+        )
+        self.poller = Poller(receiver, "q", url, **options)
 
     def _hold(self, messages: list[dict[str, Any]]) -> None:
         for message in messages:
@@ -109,7 +110,7 @@ def test_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty response that did not wait is followed by a pause, one that waited by the next."""
     now, paused = [0.0], []
     port = SimpleNamespace(receive=lambda **_: now.__setitem__(0, now[0] + 0.3) or Received())
-    poller = Queue(room(), "q", clock=lambda: now[0], calls=port).poller
+    poller = Queue(room(), "q", clock=lambda: now[0], port=port).poller
     poller._stopped.clear()
     monkeypatch.setattr(poller._stopped, "wait", paused.append)
     poller._poll()

@@ -155,10 +155,9 @@ def test_a_task_that_does_not_start_leaves_no_process_waiting(is_ours, fits, ran
     )
     upstream.start_nothing_given_back(
         controller,
-        lambda request: is_ours,
         lambda start, request: fits and start(request) is None,
     )
-    controller._process_task("request")
+    controller._process_task(SimpleNamespace(may_begin=lambda: is_ours))
     assert (len(started), len(freed)) == (int(ran), int(not ran))
 
 

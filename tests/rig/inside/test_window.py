@@ -87,7 +87,7 @@ def work(
 
 
 def test_nothing_is_counted_on_before_something_is_known() -> None:
-    assert Throughput().settled_during_a_call == 0
+    assert Throughput().settled_within() == 0
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_short_tasks_are_settled_while_a_call_is_under_way(
 ) -> None:
     throughput = Throughput()
     work(throughput, now=1_000.0, call=call, each=each)
-    assert throughput.settled_during_a_call == pytest.approx(expected, abs=1)
+    assert throughput.settled_within() == pytest.approx(expected, abs=1)
 
 
 def test_time_without_messages_is_not_the_tasks() -> None:
     throughput, now = Throughput(), 1_000.0
     for _ in range(5):
         now = work(throughput, now=now, call=0.0201, each=0.001) + 3600
-    assert throughput.settled_during_a_call == 20
+    assert throughput.settled_within() == 20
 
 
 @pytest.mark.parametrize(("seconds", "full"), [(20.0, False), (7.0, True)])
@@ -116,21 +116,21 @@ def test_a_response_that_waited_for_messages_does_not_say_how_long_a_call_takes(
     throughput = Throughput()
     now = work(throughput, now=1_000.0, call=0.0201, each=0.001)
     throughput.responded(now + seconds, seconds, full=full)
-    assert throughput.settled_during_a_call == 20
+    assert throughput.settled_within() == 20
 
 
 def test_one_long_task_ends_the_counting_for_a_while() -> None:
     throughput = Throughput()
     now = work(throughput, now=1_000.0, call=0.020, each=0.001)
     work(throughput, now=now, call=0.020, each=1.0, messages=1)
-    assert throughput.settled_during_a_call == 0
+    assert throughput.settled_within() == 0
 
 
 def test_a_clock_that_stands_still_is_survived() -> None:
     throughput, now = Throughput(), itertools.repeat(5.0)
     throughput.responded(next(now), 0.1, full=True)
     throughput.settled(next(now), more=True)
-    assert throughput.settled_during_a_call == 10
+    assert throughput.settled_within() == 10
 
 
 def test_settlements_behind(caplog: pytest.LogCaptureFixture) -> None:
