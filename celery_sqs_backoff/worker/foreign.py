@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from kombu.utils.imports import symbol_by_name
@@ -21,27 +21,17 @@ class Foreign:
     """The adapters of an app.
 
     Arguments:
-        adapters: by the queue's name in Celery: a callable, or where to import it from.
-        app: the Celery app.
-        tasks: the names of the worker's tasks.
-        origin: the ``origin`` header of the tasks.
+        consumer: Celery's. The setting ``foreign`` of its app has the adapters, each a callable or
+            where to import it from, by the queue's name in Celery.
     """
 
-    def __init__(
-        self,
-        adapters: Mapping[str, str | Adapter],
-        *,
-        app: Any,
-        tasks: Container[str],
-        origin: str,
-    ) -> None:
+    def __init__(self, consumer: Any) -> None:
+        settings = consumer.app.conf.get("sqs_backoff") or {}
+        self._consumer = consumer
         self._adapters: dict[str, Adapter] = {
             queue: symbol_by_name(adapter) if isinstance(adapter, str) else adapter
-            for queue, adapter in adapters.items()
+            for queue, adapter in (settings.get("foreign") or {}).items()
         }
-        self._app = app
-        self._tasks = tasks
-        self._origin = origin
 
     def payload(self, queue: str, message: Mapping[str, Any]) -> dict[str, Any] | None:
         """Make the payload of a task, or return ``None`` if the queue has no adapter.
@@ -68,7 +58,7 @@ class Foreign:
             task, args, kwargs = call
             if nests_too_deep([args, kwargs]):
                 raise RecursionError
-            if not isinstance(task, str) or task not in self._tasks:
+            if not isinstance(task, str) or task not in self._consumer.strategies:
                 raise NotUnderstood("the adapter named a task that is not registered here")
             return self._payload(task, list(args), dict(kwargs), message["MessageId"], queue)
         except NotUnderstood:
@@ -85,7 +75,7 @@ class Foreign:
 
         Its ID is that of the message, so it is the same at each receive.
         """
-        sent = self._app.amqp.as_task_v2(
+        sent = self._consumer.app.amqp.as_task_v2(
             task_id,
             task,
             args,
@@ -93,7 +83,7 @@ class Foreign:
             # Celery logs these, and a stranger has sent the arguments.
             argsrepr="(...)",
             kwargsrepr="{...}",
-            origin=self._origin,
+            origin=self._consumer.hostname,
             ignore_result=None,  # as the task says: Celery 5.7 takes False for a call's wish
         )
         return {

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from celery.worker import state
 
-from ..observe.health import Pulse
 from .lease import Lease
 from .observation import EVENT_LOOP
-from .window import Window
+from .upstream import is_pool_of
+
+if TYPE_CHECKING:
+    from .receive import Receiver
+
+#: Pools in which handing a task over may wait until it, or another, has ended.
+_BLOCKING_POOLS = ("solo", "gevent", "eventlet")
 
 #: Without an event loop, Celery looks at signals between two waits of this length.
 _WAIT_SECONDS = 0.5
@@ -22,31 +26,19 @@ class Inbox:
     """Messages that wait for Celery's loop, under their leases.
 
     Arguments:
-        deliver: gives a message to Celery, in its loop. It must not raise.
-        window: knows whether a process is free, and tells when a message is settled.
-        hub: Celery's event loop. ``None``: Celery calls :meth:`drain_events` instead.
-        one_at_a_time: whether delivering a task may block the loop until it ends (solo, gevent).
-        pulse: is told each time that Celery looks for messages, where it has no event loop.
+        receiver: its ``deliver`` gives a message to Celery, in Celery's loop, and does not raise.
+            Without a loop, Celery calls :meth:`drain_events` instead.
     """
 
-    def __init__(
-        self,
-        deliver: Callable[[Lease], object],
-        *,
-        window: Window,
-        hub: Any,
-        one_at_a_time: bool,
-        pulse: Pulse,
-    ) -> None:
-        self._deliver = deliver
-        self._window = window
-        self._hub = hub
-        self._one_at_a_time = one_at_a_time
-        self._pulse = pulse
+    def __init__(self, receiver: Receiver) -> None:
+        consumer = receiver.consumer
+        self._deliver, self._window = receiver.deliver, receiver.window
+        self._hub, self._pulse = consumer.hub, receiver.keeper.pulse
+        self._one_at_a_time = any(is_pool_of(consumer.pool, name) for name in _BLOCKING_POOLS)
         self._cond = threading.Condition()
         self._leases: deque[Lease] = deque()
         self._will_drain = False
-        window.on_freed = self.wake
+        self._window.on_freed = self.wake
 
     def put(self, lease: Lease) -> None:
         """Add a message. Safe in any thread."""

@@ -27,16 +27,12 @@ from .lease import Lease, State
 from .payload import NotUnderstood, celery_payload
 from .poller import Poller
 from .providers import Gates, fleet_of
-from .upstream import is_pool_of
 from .window import Window
 
 logger = get_logger(__name__)
 
 #: Of this process: in containers, each worker may be process 1.
 _MARK: Final = uuid4().hex[:8]
-
-#: Pools in which handing a task over may wait until it, or another, has ended.
-_BLOCKING_POOLS = ("solo", "gevent", "eventlet")
 
 #: Between two reads of a queue's attributes: as long as it could not be read, and afterwards.
 _UNREAD_SECONDS = 2.0
@@ -65,25 +61,14 @@ class Receiver:
             multiplier=lambda: int(consumer.prefetch_multiplier),
             waiting_for=keeper.waiting_for,
         )
-        self.inbox = Inbox(
-            self.deliver,
-            window=self.window,
-            hub=consumer.hub,
-            one_at_a_time=any(is_pool_of(consumer.pool, name) for name in _BLOCKING_POOLS),
-            pulse=keeper.pulse,
-        )
+        self.inbox = Inbox(self)
         self.admission = Admission(consumer.hostname, self.inbox.put)
         self.gates = Gates(
             keeper,
             room=self._room,
             fleet=fleet_of(consumer.app, worker=name_among_workers(consumer)),
         )
-        self._foreign = Foreign(
-            (consumer.app.conf.get("sqs_backoff") or {}).get("foreign") or {},
-            app=consumer.app,
-            tasks=consumer.strategies,
-            origin=consumer.hostname,
-        )
+        self._foreign = Foreign(consumer)
         self.channel: Any = None
         self._pollers: dict[str, Poller] = {}
         self._queues: dict[str, tuple[Queue, float]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -187,7 +188,8 @@ def a_message(body: str) -> dict[str, Any]:
 
 
 def adapters(**by_queue: Any) -> Foreign:
-    return Foreign(by_queue, app=APP, tasks={"t"}, origin="worker@host")
+    app = SimpleNamespace(conf={"sqs_backoff": {"foreign": by_queue}}, amqp=APP.amqp)
+    return Foreign(SimpleNamespace(app=app, strategies={"t"}, hostname="worker@host"))
 
 
 def test_the_message_becomes_a_task_whose_id_is_the_message_s() -> None:
@@ -313,6 +315,6 @@ def test_an_adapter_that_exits_ends_no_thread() -> None:
     def adapter(body: str, attributes: Any) -> Any:
         raise SystemExit(2)
 
-    found = Foreign({"q": adapter}, app=APP, tasks={"t"}, origin="o")
+    found = adapters(q=adapter)
     with pytest.raises(NotUnderstood, match="SystemExit"):
         found.payload("q", {"Body": "b", "MessageId": "m"})

@@ -21,11 +21,15 @@ class Worker:
         self.delivered: list[Any] = []
         self.turns = 0
         self.inbox = Inbox(
-            self._deliver,
-            window=self.window,
-            hub=SimpleNamespace(call_soon=self.soon.append) if has_loop else None,
-            one_at_a_time=False,
-            pulse=SimpleNamespace(note_turn=self._note_turn),  # type: ignore[arg-type]
+            SimpleNamespace(  # type: ignore[arg-type]
+                deliver=self._deliver,
+                window=self.window,
+                consumer=SimpleNamespace(
+                    hub=SimpleNamespace(call_soon=self.soon.append) if has_loop else None,
+                    pool=None,
+                ),
+                keeper=SimpleNamespace(pulse=SimpleNamespace(note_turn=self._note_turn)),
+            )
         )
 
     def _deliver(self, arrival: Any) -> None:
