@@ -27,5 +27,5 @@ lease_lost = Signal(name="lease_lost", providing_args={"task_id", "message_id", 
 #: * ``sender``: the provider's name,
 #: * ``state``: ``"paused"`` (it seems to be down, and its messages wait), ``"recovering"`` (its
 #:   calls are limited, and its messages are brought forward) or ``"ok"``,
-#: * ``tenant``: a digest of what its key says, or empty.
+#: * ``tenant``: a digest of the tenant, or empty without a key.
 provider_changed = Signal(name="provider_changed", providing_args={"state", "tenant"})

@@ -53,7 +53,7 @@ class QueueFacts:
 
     @property
     def region(self) -> str | None:
-        """Region in the URL, or of the client that looked for it. ``None`` = not known."""
+        """Region in the queue's URL, else the client's. ``None`` = not known."""
         return region_of(urlsplit(self.url).hostname or "") or self.client_region
 
     @property

@@ -15,7 +15,7 @@ class Severity(Enum):
 
     ERROR = "error"  # messages are lost, repeated, or not processed
     WARNING = "warning"  # an outage, a deploy or a crash will make one of it
-    INFO = "info"  # it costs money or surprises
+    INFO = "info"  # no message is at risk, but it costs money or surprises
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@
 
 Each method is one transition. It changes the rows, writes the journal and emits an event, in this
 order. A row without a receipt handle is known from the journal and was not received yet. A message
-belongs to its newest receipt handle. While it is SENDING, its sender takes over a newer one.
+belongs to its newest receipt handle. If a newer handle arrives while it is SENDING, its sender
+goes on with that one.
 """
 
 from __future__ import annotations

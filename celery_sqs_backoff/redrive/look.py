@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SAMPLE = 1_000
 
-#: Messages of which more than numbers is kept.
+#: Messages whose facts are kept. Further ones are only counted.
 _MOST_FACTS, _MOST_FACTS_BESIDE_A_COPY = 10_000, 1_000
 
 #: Hidden for as long as the look takes; renewed if it takes longer.

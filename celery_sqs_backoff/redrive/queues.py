@@ -255,7 +255,7 @@ def find_route(queues: QueueFinder, source: str, *, to: str | None, force: bool)
 def _sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
     """Return the queues that have this one as their dead-letter queue.
 
-    Without SQS's list of them it is not known where messages may go, so a failure ends the redrive.
+    If SQS does not list them the redrive ends, because it cannot know where messages may go.
     Only local servers do not know the call. There, all queues of the app are read.
     """
 

@@ -17,9 +17,9 @@ from .policies import FullJitter, Policy, RandomSource, to_seconds
 
 logger = logging.getLogger(__name__)
 
-#: A hidden message comes due this much before the end of ``retry_for`` for its last run, or this
-#: share of ``retry_for`` before it if that is less. SQS shows the message a little late, and the
-#: worker may be busy.
+#: A hidden message comes back for its last run this long before ``retry_for`` ends, or this share
+#: of ``retry_for`` if that is less. SQS shows the message a little late, and the worker may
+#: be busy.
 LAST_RUN_SECONDS, LAST_RUN_SHARE = 60.0, 0.1
 
 #: Takes the place of a user's policy that fails.

@@ -1,9 +1,9 @@
 """The task that takes back the workflows of a message that was given up, one step at a time.
 
 Giving a message up only sends this task. It has retries and a dead letter of its own. It waits for
-the lock, which outlives a process that was killed in the workflow by its lease. It decides whether
-there is anything to take back, and sends the undoing task of the last step. When that has ended
-well, Celery calls this task again, for the step before.
+the lock. If a process was killed in the workflow, the lock stays taken until its lease ends. The
+task decides whether there is anything to take back, and sends the undoing task of the last step.
+When that has ended well, Celery calls this task again, for the step before.
 """
 
 from __future__ import annotations

@@ -93,7 +93,9 @@ def forgery_of(app: Any) -> str | None:
 
 
 def eviction_of(app: Any) -> str | None:
-    """Return why the store may drop records before their end, or ``None`` if it is not known to.
+    """Return why the store may drop records before their end.
+
+    ``None`` = it does not, as far as is known.
 
     If the record of a guard, a lock or a step is dropped, a second run does the work again.
 

@@ -67,7 +67,7 @@ def _note(api: Any, span: Any, ended: RunEnd, delivery: Delivery, attempt: int) 
             "sqs_backoff.receive_count": delivery.receive_count,
         }
     )
-    # The text is from the message. Without a span in it the context is not valid.
+    # The message names the trace. If its text names no span, the context is not valid.
     carrier = {"traceparent": delivery.replay_of or ""}
     original = api.get_current_span(_propagator().extract(carrier)).get_span_context()
     if original.is_valid:

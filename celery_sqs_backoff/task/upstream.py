@@ -244,7 +244,7 @@ def chord_members(rest: Any) -> Iterator[Context]:
             yield follower
         body = (follower.kwargs or {}).get("body")
         if getattr(follower, "subtask_type", None) == "chord" and body is not None:
-            waiting.append(body)  # a chord that waits for that chord waits for its body
+            waiting.append(body)  # an outer chord waits for this chord's body
 
 
 def ignores_result(task: Any, request: Any) -> bool:

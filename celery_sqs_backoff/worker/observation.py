@@ -76,7 +76,7 @@ class Observation:
         """Start the observers, once per worker."""
         self._stops.append(self._events.subscribe(Announce(self._app.tasks.get)))
         self._stops.append(self._events.subscribe(self._waiting))
-        # Of the settings, of a library or of its plug-ins: whatever it is, the worker works.
+        # The settings, a library or a plug-in may fail here. The worker works without.
         try:
             self._beat()
         except Exception as exc:  # noqa: BLE001
