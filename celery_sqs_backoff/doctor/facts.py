@@ -117,7 +117,7 @@ class TaskFacts:
         max_retries: ``None`` = no limit.
         fifo_cap: the longest delay on a FIFO queue, in seconds.
         retried_errors: names of the exception classes that are RETRYABLE.
-        needs_store: whether its options need a store (a guard).
+        needs_store: whether it needs a store, for a guard or workflows.
         wants_dlq: whether it dead-letters the messages that it gives up.
         acks_late: Celery's option.
         autoretries: whether Celery's own autoretry is on.

@@ -231,7 +231,7 @@ def _tasks(app: Any) -> Iterable[TaskFacts]:
             max_retries=options.max_retries,
             fifo_cap=options.fifo_cap,
             retried_errors=tuple(f"{c.__module__}.{c.__qualname__}" for c in options.retry_on),
-            needs_store=task.guard is not None,
+            needs_store=task.guard is not None or task.has_workflows,
             wants_dlq=options.on_give_up == "dead-letter",
         )
 

@@ -650,7 +650,7 @@ def _store_unusable(facts: ProjectFacts) -> Iterator[Report]:
 
     A worker checks the settings at its start, and ends if they are wrong, or if the store lacks a
     table or a right. It waits for a store that does not answer. Live, the doctor adds, reads,
-    changes and deletes a record. A guard remembers in the store which message has passed.
+    changes and deletes a record. Guards and workflows need it.
     """
     app = facts.app
     if app.store_fault is not None:
@@ -666,7 +666,7 @@ def _store_unusable(facts: ProjectFacts) -> Iterator[Report]:
         if not app.has_store and task.needs_store:
             yield (
                 task.name,
-                "the task has a guard, and sqs_backoff['store'] is not set",
+                "the task has a guard or workflows, and sqs_backoff['store'] is not set",
                 "Each of its runs fails.",
                 Fix(text="Set sqs_backoff['store'], for example 'redis://host:6379/0'."),
             )

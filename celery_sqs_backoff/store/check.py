@@ -44,9 +44,9 @@ def check_offline(app: Any) -> None:
     Raises:
         ImproperlyConfigured: names the setting and the remedy.
     """
-    if any(getattr(task, "has_workflows", False) for task in app.tasks.values()):
-        require_signed(app)
     if has_store(app):
+        if any(getattr(task, "has_workflows", False) for task in app.tasks.values()):
+            require_signed(app)
         records_of(app)
         if isinstance(store := store_of(app), DjangoStore):
             store.check_settings()

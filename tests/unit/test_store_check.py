@@ -112,10 +112,6 @@ def test_a_workflow_on_a_shared_store_needs_a_secret(app: Celery) -> None:
     @app.task(base=WorkflowTask, shared=False, lazy=False)
     def fund() -> None: ...
 
-    for settings in (dict[str, Any](), {"store": "redis://127.0.0.1:6379/0"}):
-        app.conf.sqs_backoff = settings
-        with pytest.raises(ImproperlyConfigured, match="secret" if settings else "need a store"):
-            check_offline(app)
     with pytest.raises(ImproperlyConfigured, match="secret"):
         check_offline(app)
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0", "secret": "s"}
