@@ -20,13 +20,6 @@ T = TypeVar("T")
 #: in flight: of fewer, messages that are hidden and received in a circle would all be forgotten.
 _SIZE = MAX_IN_FLIGHT_MESSAGES
 
-#: Given-up messages with a record that is remembered with its texts; of older ones only the facts
-#: are.
-_WITH_TEXTS = 200
-
-#: Longer texts are not remembered at all.
-_MAX_TEXT_CHARACTERS = 10_000
-
 
 class Memory:
     """Fates and counts by message ID. Safe to use from any thread.
@@ -45,26 +38,19 @@ class Memory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.fates: OrderedDict[str, DeadLetterRecord | None] = OrderedDict()
-        self._with_texts: OrderedDict[str, DeadLetterRecord] = OrderedDict()
         self.crashes: OrderedDict[str, int] = OrderedDict()
         self.times_given_back: OrderedDict[str, int] = OrderedDict()
         self.due_since: OrderedDict[str, float] = OrderedDict()
 
     def settled(self, message_id: str, record: DeadLetterRecord | None) -> None:
-        """Note that a message is done, or with a record, that it becomes a dead letter."""
-        with self._lock:
-            if record is None:
-                self._with_texts.pop(message_id, None)
-            else:
-                texts = (record.exception_message, record.traceback)
-                if all(len(text or "") <= _MAX_TEXT_CHARACTERS for text in texts):
-                    _remember(self._with_texts, message_id, record, size=_WITH_TEXTS)
-                record = replace(record, exception_message=None, traceback=None)
-            _remember(self.fates, message_id, record)
+        """Note that a message is done, or with a record, that it becomes a dead letter.
 
-    def record_of(self, message_id: str) -> DeadLetterRecord | None:
-        """Return the record of a message that becomes a dead letter."""
-        return self._with_texts.get(message_id) or self.fates.get(message_id)
+        The texts of the record, which may be long, are not remembered.
+        """
+        if record is not None:
+            record = replace(record, exception_message=None, traceback=None)
+        with self._lock:
+            _remember(self.fates, message_id, record)
 
     def count_crash(self, message_id: str) -> int:
         """Count a run of the message that ended with its process, and return the count."""
@@ -84,9 +70,9 @@ class Memory:
             _remember(self.times_given_back, message_id, times + 1)
 
 
-def _remember(memory: OrderedDict[str, T], key: str, value: T, *, size: int = _SIZE) -> T:
+def _remember(memory: OrderedDict[str, T], key: str, value: T) -> T:
     memory[key] = value
     memory.move_to_end(key)
-    if len(memory) > size:
+    if len(memory) > _SIZE:
         memory.popitem(last=False)
     return value

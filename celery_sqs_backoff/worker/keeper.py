@@ -104,7 +104,7 @@ class Keeper:
             lease.become(State.LOST, is_over=True)
             lease.free_place()
         elif lease.message_id in self.memory.fates:
-            record = self.memory.record_of(lease.message_id)
+            record = self.memory.fates.get(lease.message_id)
             if record is None or (lease.queue.is_read and lease.queue.dlq_url is None):
                 lease.done()
             else:
