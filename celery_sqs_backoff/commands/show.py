@@ -155,7 +155,13 @@ def closing(
     if options.get("restore"):
         done = f"put back on {name}"
     doubt = "twice" if options.get("include_unknown") else "already"
-    found = [f"{report.dropped if deletes else report.sent} of {looked_at} {done}."]
+    number = report.dropped if deletes else report.sent
+    # A selection leaves most of them, so "of" would read as if they were left undone.
+    found = [
+        f"{number} {done}, {looked_at} looked at."
+        if selects
+        else f"{number} of {looked_at} {done}."
+    ]
     for count, sentence in (
         (report.sent_before, "had been sent by an earlier run and were only deleted"),
         (report.returned, "came back and stay"),
