@@ -199,6 +199,16 @@ class ProviderGate:
             del self._began[next(iter(self._began))]
         self._began[message_id] = now
 
+    def begins(self, message_id: str, now: float) -> bool:
+        """Return whether a message that was let pass may begin now. If not, it must arrive again.
+
+        The gate may have opened since. Then only its probe begins.
+        """
+        if self.state is State.OPEN and message_id != self.probe:
+            return False
+        self.started(message_id, now)
+        return True
+
     def turns(self, waiting: int, now: float) -> int:
         """Return how many of the waiting messages may run now, oldest first.
 

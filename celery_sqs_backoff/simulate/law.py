@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import ClassVar
 
-from ..provider.gate import MANY_FAILURES, ProviderGate, State
+from ..provider.gate import MANY_FAILURES, ProviderGate
 from ..provider.gate import Message as Seen
 from ..retry import budget
 from ..retry.decision import Reply
@@ -193,10 +193,9 @@ class WithProvider(PolicyAlone):
         return self.gate.turns(waiting, now)
 
     def turn_came(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
-        if self.gate.state is State.OPEN and self.gate.probe != message.id:
-            return self.decide_on_receive(message, now, waiting)
-        self.gate.started(message.id, now)
-        return RUN
+        if self.gate.begins(message.id, now):
+            return RUN
+        return self.decide_on_receive(message, now, waiting)
 
     def recalls(self, now: float, *, room: int, waiting: int) -> list[SimulatedMessage]:
         return self.gate.recalls(now, room=room, waiting=waiting)

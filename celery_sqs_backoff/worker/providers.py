@@ -90,9 +90,10 @@ class Gate:
         """
         delivery, now = lease.delivery, self._owner.clock()
         with self._owner.lock:
-            has_turn = lease.slot_at is not None
-            if self.core.state is State.CLOSED or (has_turn and self.core.state is not State.OPEN):
-                self.core.started(delivery.message_id, now)
+            if self.core.probe == delivery.message_id:
+                lease.slot_at = math.inf  # a probe needs no slot
+            has_turn = lease.slot_at is not None or self.core.state is State.CLOSED
+            if has_turn and self.core.begins(delivery.message_id, now):
                 return False
         message = self._message(lease, options)
         with self._owner.lock:
@@ -102,7 +103,7 @@ class Gate:
             lease.awaits_turn = look.waits
             if look.is_probe:
                 self._owner.tell(ProviderProbed(provider=self.provider.name, tenant=self.tenant))
-                lease.slot_at = math.inf  # a probe needs no slot
+                lease.slot_at = math.inf
                 self._replace_if_not_run(lease)
         self._owner.tell_now()
         if look.hide_seconds is None:
@@ -116,10 +117,8 @@ class Gate:
 
         Without this each message that waits for one would run while the provider is down.
         """
-        message_id = lease.delivery.message_id
         with self._owner.lock:
-            if self.core.state is not State.OPEN or self.core.probe == message_id:
-                self.core.started(message_id, self._owner.clock())
+            if self.core.begins(lease.delivery.message_id, self._owner.clock()):
                 return True
         return not self.hides(lease, options)
 

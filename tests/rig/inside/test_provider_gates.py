@@ -707,6 +707,21 @@ def test_a_probe_needs_no_slot() -> None:
     assert not scene.gate.waits(probe, scene.options, list)
 
 
+@pytest.mark.parametrize("rate", [None, "1/h"])
+def test_a_probe_that_waits_in_celery_runs_when_it_starts(rate: str | None) -> None:
+    """It was hidden, as no probe was due: itself. On a quiet queue none ever ran."""
+    scene = Scene(provider=Provider("mail", rate=rate))
+    for i in range(6):
+        scene.gate.ended(scene.lease(f"m{i}"), RunEnd(End.RAISED, Hide(3.0), Reply.FAILED))
+    scene.now += 10.0
+    probe = scene.lease("probe", receive_count=2)
+    assert not scene.gate.hides(probe, scene.options)
+    probe.slot_at = None  # as it does not start yet
+    scene.now += 5.0
+    assert not scene.gate.hides(probe, scene.options)
+    assert not scene.gate.waits(probe, scene.options, list)
+
+
 def test_what_happens_to_a_provider_is_on_the_stream() -> None:
     scene = Scene()
     scene.outage()

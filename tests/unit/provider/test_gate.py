@@ -213,6 +213,14 @@ def test_a_probe_that_is_never_reported_is_replaced() -> None:
     assert worker.look("second", late).is_probe
 
 
+def test_only_the_probe_begins_when_the_gate_has_opened() -> None:
+    worker = down()
+    assert worker.look("probe", 5.0).is_probe
+    assert [worker.gate.begins(name, 6.0) for name in ("probe", "other")] == [True, False]
+    worker.gate.ended("probe", ANSWERED, 7.0)
+    assert worker.gate.begins("other", 7.0)
+
+
 def test_the_next_probe_respects_retry_after_but_not_for_ever() -> None:
     worker = down()
     worker.run("probe", REFUSED, 5.0, retry_after=120.0)
