@@ -85,6 +85,8 @@ class Gate:
     def hides(self, lease: Lease, options: Options) -> bool:
         """Hide a message that has come due without running it, if the provider says so.
 
+        Also true if it was lost meanwhile.
+
         It runs a message at the last receive that the queue allows, because SQS would move it at
         the next one. It also runs a message without time left, see ``retry.budget``.
         """
@@ -106,11 +108,14 @@ class Gate:
                 lease.slot_at = math.inf
                 self._replace_if_not_run(lease)
         self._owner.tell_now()
-        if look.hide_seconds is None:
+        if look.hide_seconds is not None:
+            lease.recall = look.recall
+            seconds = visibility_delay(look.hide_seconds, delivery, now=time.time())
+            lease.give_back(until=now + seconds, was_due=True)
+        if not lease.is_settled():
             return False
-        lease.recall = look.recall
-        seconds = visibility_delay(look.hide_seconds, delivery, now=time.time())
-        return lease.give_back(until=now + seconds, was_due=True)
+        self.not_begun(lease)  # it may be a probe that was lost while the gate decided
+        return True
 
     def lets_begin(self, lease: Lease, options: Options) -> bool:
         """Ask again about a message that was let pass, now that there is a process for it.
@@ -153,11 +158,16 @@ class Gate:
         def freed() -> None:
             free()
             if not probe.handed_to_pool():
-                with self._owner.lock:
-                    self.core.ended(probe.delivery.message_id, None, self._owner.clock())
-                    self._owner.look_again(self)
+                self.not_begun(probe)
 
         probe.free = freed
+
+    def not_begun(self, lease: Lease) -> None:
+        """Note that a message does not run. If it was the probe, look for another one."""
+        with self._owner.lock:
+            if self.core.probe == lease.delivery.message_id:
+                self.core.ended(lease.delivery.message_id, None, self._owner.clock())
+                self._owner.look_again(self)
 
     def waits(self, lease: Lease, options: Options, start: Callable[[], object]) -> bool:
         """Put a message that may run in the provider's line, if it has one.

@@ -892,6 +892,49 @@ def test_a_probe_that_ends_before_its_run_is_replaced() -> None:
     assert not scene.gate.hides(scene.lease("next"), scene.options), "it is the probe now"
 
 
+@pytest.mark.parametrize("when", ["is asked", "waits for a thread"])
+def test_a_probe_that_is_lost_before_its_run_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """It kept the gate closed for ten minutes."""
+    scene = Scene()
+    scene.outage()
+    scene.now += 10.0
+    probe, arrived = scene.lease("probe"), scene.gate.core.arrived
+
+    def lose(*args: Any, **facts: Any) -> Any:
+        look = arrived(*args, **facts)
+        probe.lose()
+        return look
+
+    if when == "is asked":
+        monkeypatch.setattr(scene.gate.core, "arrived", lose)
+        assert scene.gate.hides(probe, scene.options)
+    else:
+        assert not scene.gate.hides(probe, scene.options)
+        probe.handed_to_pool = lambda: True
+        probe.lose()
+        scene.gate.not_begun(probe)
+    assert scene.gate.core.probe is None
+
+
+def test_a_message_that_is_lost_while_its_gate_decides_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene()
+    lease = scene.lease("m")
+    assert not scene.gate.hides(lease, scene.options)
+    scene.outage()
+    arrived = scene.gate.core.arrived
+
+    def lose(*args: Any, **facts: Any) -> Any:
+        lease.lose()
+        return arrived(*args, **facts)
+
+    monkeypatch.setattr(scene.gate.core, "arrived", lose)
+    assert not scene.gate.lets_begin(lease, scene.options)
+
+
 def test_a_probe_that_runs_on_after_its_message_was_lost_is_waited_for() -> None:
     scene = Scene()
     scene.outage()
