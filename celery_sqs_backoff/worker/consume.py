@@ -25,7 +25,7 @@ from .admission import Answer
 from .lease import Lease, State
 from .payload import check_call
 from .receive import Receiver
-from .request import BackoffRequest, SettledBeforeRun, was_handed_to_pool
+from .request import BackoffRequest, SettledBeforeRun, forget, was_handed_to_pool
 
 
 def install(consumer: Any, receiver: Receiver) -> None:
@@ -109,7 +109,7 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
     def on_task_request(request: Any) -> None:
         lease = receiver.lease(request.message.delivery_tag)
         if lease is None:
-            _forget(request)  # its message was lost, or given back, a moment ago
+            forget(request)  # its message was lost, or given back, a moment ago
             return
         if not isinstance(request, BackoffRequest):
             _settle_plain(request, lease, receiver)
@@ -119,17 +119,25 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
             if answer is Answer.REFUSE and isinstance(request, BackoffRequest):
                 request.refuse()
             if answer is not Answer.RUN:
-                if lease.is_settled():
-                    _forget(request)
+                forget(request)  # also while it waits for its provider, which may hide it
                 return
+            state.task_reserved(request)
         elif not lease.may_start():
-            _forget(request)
+            forget(request)
             return
         receiver.window.started(lease.tag)
         _hand_over(receiver, hand_to_pool, request)
 
     consumer.on_task_request = on_task_request
     upstream.start_nothing_given_back(consumer.controller, partial(_hand_over, receiver))
+
+
+def _may_begin(request: Any) -> bool:
+    """Return whether a request of Celery's own class may begin, and let Celery forget it if not."""
+    if request.lease.may_start():
+        return True
+    forget(request)
+    return False
 
 
 def _hand_over(receiver: Receiver, start: Callable[[Any], object], request: Any) -> bool:
@@ -148,14 +156,8 @@ def _hand_over(receiver: Receiver, start: Callable[[Any], object], request: Any)
         what = f"the pool cannot take it ({type(exc).__name__})"
         headers = {"task": request.name, "id": request.id}
         unreadable.keep(lease, headers, what, worker=receiver.consumer.hostname)
-        _forget(request)
+        forget(request)
         return False
-
-
-def _forget(request: Any) -> None:
-    """Let Celery drop a request, which it keeps with the body until its task has ended."""
-    if state.requests.get(request.id) is request:
-        state.task_ready(request)
 
 
 # Acks and rejects
@@ -192,7 +194,7 @@ def _reject(lease: Lease, channel: Any, requeue: bool) -> None:
 
 def _settle_plain(request: Any, lease: Lease, receiver: Receiver) -> None:
     """Let a request of Celery's own class settle its lease, also if the message is lost."""
-    request.lease, request.may_begin = lease, lease.may_start
+    request.lease, request.may_begin = lease, partial(_may_begin, request)
     lease.handed_to_pool = partial(was_handed_to_pool, request)
     request._on_ack = lambda logger, errors: lease.done()
     request._on_reject = lambda logger, errors, requeue: _reject(lease, receiver.channel, requeue)

@@ -113,11 +113,15 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         It may have waited for one since it was admitted, and its provider may be down by now.
         """
         lease, gate, options = self.lease, self.lease.gate, self.lease.options
-        if not lease.may_start():
-            return False
-        if gate is None or options is None or gate.lets_begin(lease, options):
-            return True
-        state.task_ready(self)
+        try:
+            if not lease.may_start():
+                if gate is not None:
+                    gate.not_begun(lease)
+            elif gate is None or options is None or gate.lets_begin(lease, options):
+                return True
+        except Exception as exc:  # noqa: BLE001  # it would end the worker, or a pool drops the run
+            self._end(RunEnd(End.NOT_BEGUN), ErrorText.of(exc, traceback=""), _exc_info(exc))
+        forget(self)
         return False
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
@@ -240,6 +244,12 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     def _report_lost(self, exc_info: Any) -> None:
         """Celery would raise a ``MemoryError`` again, and store no result."""
         super().on_failure(exc_info)
+
+
+def forget(request: Request) -> None:
+    """Let Celery drop a request, which it keeps with the body until its task has ended."""
+    if state.requests.get(request.id) is request:
+        state.task_ready(request)
 
 
 def was_handed_to_pool(request: Request) -> bool:

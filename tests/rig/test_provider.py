@@ -5,6 +5,8 @@ from celery.worker import state
 
 from celery_sqs_backoff import Outcome, Provider, Retryable
 
+from .bodies import returns
+
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_prefetched_when_provider_fails(rig, pool):
@@ -33,6 +35,51 @@ def test_prefetched_when_provider_fails(rig, pool):
     assert {message.fate for message in messages} == {"hidden"}
     with rig.worker.acts():
         assert not state.requests, "Celery keeps none of them"
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_gate_that_fails_when_the_task_begins(rig, pool, monkeypatch):
+    """The error ended a prefork worker; a thread pool dropped the run, and held the message."""
+    rig.task(returns, provider=Provider("mail"))
+    worker = rig.start_worker(pool=pool)
+    monkeypatch.setattr("celery_sqs_backoff.worker.providers.Gate.lets_begin", lambda *_: 1 / 0)
+    messages = [rig.send() for _ in range(2)]
+    rig.pass_time(1)
+    for run in list(worker.runs):
+        run.begin()
+    rig.pass_time(1)
+    assert {message.fate for message in messages} == {"hidden"}
+    assert not worker.requests
+
+
+def test_lost_before_it_begins(rig):
+    """Celery keeps no request, with its body, of a message that runs elsewhere."""
+    rig.queue(VisibilityTimeout="30")
+    rig.task(returns)
+    worker = rig.start_worker()
+    messages = [rig.send() for _ in range(4)]
+    rig.pass_time(1)
+    first = rig.begin()
+    rig.start_worker(processes=4)
+    worker.freeze(45)
+    while rig.worker.runs:
+        rig.worker.runs[0].finish()
+    first.finish()
+    rig.pass_time(1)
+    assert {message.fate for message in messages} == {"deleted"}
+    assert not worker.requests
+
+
+def test_hidden_by_its_rate_after_it_waited_in_celery(rig):
+    rig.task(returns, provider=Provider("mail", rate="1/m"))
+    worker = rig.start_worker(processes=4)
+    messages = [rig.send(countdown=2) for _ in range(8)]
+    rig.pass_time(5)
+    for run in list(worker.runs):
+        run.finish()
+    rig.pass_time(1)
+    assert [message.fate for message in messages].count("hidden") >= 6
+    assert len(worker.requests) <= 1
 
 
 @pytest.mark.parametrize(
