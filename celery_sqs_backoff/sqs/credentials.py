@@ -28,9 +28,10 @@ _Result = TypeVar("_Result")
 _RENEW_EARLY_SHARE = 1 / 3
 _RENEW_NOW_SHARE = 1 / 9
 
-#: A call waits for a renewal until it is this old, with a valid old token and without.
+#: A call waits for a renewal until it is this old, with a valid old token and without. The first
+#: call also makes botocore's clients, which takes a busy small machine more than ten seconds.
 _WITH_GOOD_SECONDS = 1.0
-_WITHOUT_SECONDS = 10.0
+_WITHOUT_SECONDS = 30.0
 
 
 def renew_beside(credentials: Any) -> None:
@@ -50,7 +51,7 @@ def wait_for_credentials(fetch: SharedCall[_Result], method: str = "broker") -> 
         method: botocore's name of their source.
 
     Raises:
-        CredentialsNotRenewed: the fetch took 10 seconds, and goes on; or the source was not
+        CredentialsNotRenewed: the fetch took 30 seconds, and goes on; or the source was not
             reached, or refuses. Any other exception of ``fetch`` is raised, too.
     """
     try:
