@@ -195,8 +195,8 @@ def failure_of(exc: BaseException, operation: Operation) -> Failure:
 def code_of(exc: BaseException) -> str:
     """Return the code of an AWS error without its namespace, else the exception's name."""
     if isinstance(exc, botocore.ClientError):
-        code = exc.response.get("Error", {}).get("Code", "Unknown")
-        return str(code).rpartition(".")[2].rpartition("#")[2]
+        error = _mapping(_mapping(exc.response).get("Error"))
+        return str(error.get("Code", "Unknown")).rpartition(".")[2].rpartition("#")[2]
     return exc.code if isinstance(exc, CredentialsNotRenewed) else type(exc).__name__
 
 
@@ -267,11 +267,16 @@ def failure_of_entry(entry: Mapping[str, Any], operation: Operation) -> Failure:
 
 
 def _of_response(exc: botocore.ClientError, operation: Operation) -> Failure:
-    code, text = code_of(exc), exc.response.get("Error", {}).get("Message", "")
-    metadata: Mapping[str, Any] = exc.response.get("ResponseMetadata", {})
-    kind = _kind(code, str(text), operation)
-    kind = kind or _of_status(metadata.get("HTTPStatusCode"), operation)
+    code, text = code_of(exc), _mapping(_mapping(exc.response).get("Error")).get("Message", "")
+    metadata = _mapping(_mapping(exc.response).get("ResponseMetadata"))
+    status = metadata.get("HTTPStatusCode")
+    kind = _kind(code, str(text), operation) or _of_status(status, operation)
     return Failure(kind, code, _retry_after(metadata), is_of_call=True)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """Return a mapping unchanged, and an empty one for other answers of a strange server."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _of_status(status: object, operation: Operation) -> Kind:
@@ -299,8 +304,9 @@ def _kind(code: str, text: str, operation: Operation) -> Kind | None:
 
 
 def _retry_after(metadata: Mapping[str, Any]) -> float | None:
+    headers = _mapping(metadata.get("HTTPHeaders"))
     try:
-        seconds = float(metadata["HTTPHeaders"]["retry-after"])
+        seconds = float(headers["retry-after"])
     except (KeyError, TypeError, ValueError):
         return None
     return seconds if 0 <= seconds <= 3600 else None
