@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from traceback import walk_tb
 from typing import Any
 
@@ -48,6 +48,12 @@ def printable(value: object, limit: int = _NAME_CHARACTERS) -> str:
     if type(value) is int and value.bit_length() <= _MAX_BITS:
         return str(value)
     return f"<{type(value).__name__[:limit]}>"
+
+
+def name_some(names: Sequence[str], most: int) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def type_name(exc: BaseException) -> str:

@@ -11,6 +11,7 @@ import click
 
 from celery_sqs_backoff.doctor import RULES, Finding, Rule, Severity, examine, select_rules
 from celery_sqs_backoff.sqs.find_queue import why_not
+from celery_sqs_backoff.text import name_some
 
 from .command import app_of, command, loading_app, make_read_failure
 from .exit_codes import DONE, FOUND, UNREACHABLE
@@ -142,7 +143,5 @@ def _text(findings: Sequence[Finding], looked_at: str, *, could_look: bool) -> s
 
 def _name_queues(queues: Sequence[str]) -> str:
     """Name the queues that were read. The workers may consume other queues."""
-    more = len(queues) - _MOST_NAMES
-    names = ", ".join(queues[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
     count = f"{len(queues)} queue{'s' if len(queues) != 1 else ''}"
-    return f"{count} ({names})" if queues else count
+    return f"{count} ({name_some(queues, _MOST_NAMES)})" if queues else count

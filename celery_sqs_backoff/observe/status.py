@@ -14,7 +14,8 @@ from typing import Any, Final
 from ..sqs.calls import Calls
 from ..sqs.errors import Failure
 from ..sqs.limits import MAX_IN_FLIGHT_MESSAGES
-from ..sqs.queues import read_redrive_policy, sibling_url
+from ..sqs.queues import queue_name, read_redrive_policy, sibling_url
+from ..text import name_some
 from ..units import in_words
 from .board import ProviderNow, QueueNow, WorkerNow, find_first
 
@@ -145,7 +146,8 @@ class Status:
         """Return a line about the queues that are not shown, if there are any."""
         if not self.others:
             return None
-        return f"not shown: workers also receive from {_name(self.others)}; name queues with -Q"
+        others = name_some(self.others, _MOST_NAMES)
+        return f"not shown: workers also receive from {others}; name queues with -Q"
 
 
 def read_status(name: str, url: str, calls_of: Callable[[str], Calls]) -> QueueStatus:
@@ -156,7 +158,7 @@ def read_status(name: str, url: str, calls_of: Callable[[str], Calls]) -> QueueS
         url: of the queue on SQS.
         calls_of: from a queue's URL to its port.
     """
-    sqs_name = url.rpartition("/")[2]
+    sqs_name = queue_name(url)
     found = calls_of(url).attributes()
     if isinstance(found, Failure):
         return QueueStatus(name=name, sqs_name=sqs_name, failure=found.code)
@@ -269,7 +271,7 @@ def _notes(status: Status) -> Iterator[str]:
             faults.setdefault(queue.failure, []).append(queue.name)
         elif queue.has_dlq and queue.dead_letters is None:
             faults.setdefault("dead-letter queue cannot be read", []).append(queue.name)
-    yield from (f"{_name(names)}: {fault}" for fault, names in faults.items())
+    yield from (f"{name_some(names, _MOST_NAMES)}: {fault}" for fault, names in faults.items())
     if not_shown := status.not_shown():
         yield not_shown
     if status.workers is None:
@@ -277,7 +279,7 @@ def _notes(status: Status) -> Iterator[str]:
         return
     unknown = [q.name for q in status.queues if not (q.known or q.is_empty or q.failure)]
     if unknown:
-        of = f" of {_name(unknown)}" if status.workers else ""
+        of = f" of {name_some(unknown, _MOST_NAMES)}" if status.workers else ""
         yield f"? is not known: no worker{of} has written within the last minute"
     for queue in status.queues:
         yield from (f"{queue.name}: {line}" for line in _outlook(queue))
@@ -299,11 +301,6 @@ def _outlook(queue: QueueStatus) -> Iterator[str]:
         reasons = sorted(queue.known.dead_letters.items(), key=lambda pair: -pair[1])
         listed = ", ".join(f"{number} {reason}" for reason, number in reasons)
         yield f"given up by the workers since they started: {listed}"
-
-
-def _name(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _messages(calls: Calls) -> int | None:

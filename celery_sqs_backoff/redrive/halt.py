@@ -6,9 +6,10 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ..retry.policies import FullJitter
+from ..sqs.visibility import steady_seconds
 from .errors import RedriveError, RedriveUnreachable
 from .events import Ended, Finished, RedriveReport
 
@@ -18,16 +19,6 @@ if TYPE_CHECKING:
 TRIES = 6
 _BETWEEN_TRIES = FullJitter(base=0.2, cap=5)
 _RNG = random.Random()
-
-#: Linux stops CLOCK_MONOTONIC during a suspend, but not CLOCK_BOOTTIME. On macOS
-#: ``time.monotonic()`` stops, but CLOCK_MONOTONIC goes on.
-#: https://docs.python.org/3/library/time.html#time.CLOCK_BOOTTIME
-_CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
-
-
-def steady_seconds() -> float:
-    """Return seconds on a clock that never goes back and that counts a suspend."""
-    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
 def draw_pause(attempt: int) -> float:

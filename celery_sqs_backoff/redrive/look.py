@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..sqs.limits import MAX_BATCH_ENTRIES
+from ..sqs.visibility import steady_seconds
 from .errors import RedriveUnreachable
 from .events import Ended
 from .files import Archive, NoJournal
-from .halt import Halt, steady_seconds
+from .halt import Halt
 from .ledger import Ledger
 from .message import DlqMessage
 from .options import RedriveOptions

@@ -16,6 +16,7 @@ from ..sqs.dead_letter import (
     entry_bytes,
     read_record,
     sendable,
+    with_trace,
 )
 from ..sqs.envelope import Envelope, iso_time, read_envelope, with_headers
 from ..sqs.limits import MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
@@ -208,11 +209,7 @@ class DlqMessage:
             entry["MessageBody"] = with_headers(self.body, **headers)
         if attributes:
             entry["MessageAttributes"] = attributes
-        if self.trace:
-            entry["MessageSystemAttributes"] = {
-                "AWSTraceHeader": {"DataType": "String", "StringValue": self.trace}
-            }
-        return entry
+        return entry | with_trace(self.trace)
 
     def _lifetime(self) -> float:
         assert self.envelope is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..sqs.limits import MAX_DELAY_SECONDS
+from ..sqs.queues import queue_name
 from ..units import parse_duration, parse_rate
 from .message import DlqMessage
 from .probe import Probe, parse_probe
@@ -130,11 +131,6 @@ def _ids(ids: Iterable[str] | None) -> frozenset[str] | None:
     if not found:  # the result of an empty search; it never means all messages
         raise ValueError("invalid ids: expected at least one; for all messages leave it out")
     return found
-
-
-def queue_name(origin: str) -> str:
-    """Return the name in a queue's URL, ARN or name."""
-    return origin.rpartition("/" if "://" in origin else ":")[2]
 
 
 def _matches(glob: str | None, text: str | None) -> bool:

@@ -22,11 +22,11 @@ from ..sqs.arns import QueueArn, is_queue_name, region_of
 from ..sqs.calls import Calls, Results
 from ..sqs.errors import Failure, Kind, Operation, failure_of
 from ..sqs.find_queue import QueueFinder, connection_to_look
-from ..sqs.queues import read_redrive_policy
+from ..sqs.queues import queue_name, read_redrive_policy
 from .errors import RedriveError, RedriveRefused, RedriveUnreachable, unreachable
 from .halt import TRIES, draw_pause
 from .message import DlqMessage
-from .options import RedriveOptions, queue_name
+from .options import RedriveOptions
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -412,7 +412,7 @@ def _read_all(queues: QueueFinder, urls: Iterable[str]) -> dict[QueueArn, Endpoi
 def _read(calls: Calls) -> Endpoint | None:
     """Ask SQS for a queue's attributes. Return ``None`` if the queue does not exist."""
     found = try_again(calls.attributes)
-    name = calls.queue_url.rpartition("/")[2]
+    name = queue_name(calls.queue_url)
     if isinstance(found, Failure):
         if found.kind is Kind.NO_QUEUE:
             return None

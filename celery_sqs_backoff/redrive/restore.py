@@ -15,12 +15,13 @@ from typing import Any
 
 from celery.utils.functional import chunks
 
-from ..sqs.dead_letter import ATTRIBUTE_NAME, entry_bytes, sendable
+from ..sqs.dead_letter import ATTRIBUTE_NAME, entry_bytes, sendable, with_trace
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
+from ..sqs.visibility import steady_seconds
 from .errors import RedriveRefused
 from .events import RedriveEvent, RedriveReport, Started
 from .files import NoJournal, read_archive
-from .halt import Halt, carry_out, must_end, steady_seconds
+from .halt import Halt, carry_out, must_end
 from .ledger import Ledger
 from .look import look_through
 from .message import RESTORED_ATTRIBUTE, DlqMessage
@@ -143,12 +144,9 @@ class _PutBack(Sender):
     def _entry(self, to: Endpoint, message: DlqMessage) -> dict[str, Any]:
         if message.unreadable == "its attributes":
             raise ValueError(message.unreadable)
-        entry: dict[str, Any] = {"MessageBody": message.body}
+        entry: dict[str, Any] = {"MessageBody": message.body, **with_trace(message.trace)}
         if attributes := _attributes(message):
             entry["MessageAttributes"] = attributes
-        if message.trace:
-            trace = {"DataType": "String", "StringValue": message.trace}
-            entry["MessageSystemAttributes"] = {"AWSTraceHeader": trace}
         if message.group_id is not None:
             entry["MessageGroupId"] = message.group_id
         if to.is_fifo:

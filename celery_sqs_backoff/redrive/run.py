@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
+from ..sqs.visibility import steady_seconds
 from .events import (
     Ended,
     Progress,
@@ -26,7 +27,7 @@ from .events import (
     Started,
 )
 from .files import Archive, NoJournal
-from .halt import Halt, carry_out, steady_seconds
+from .halt import Halt, carry_out
 from .ledger import Ledger
 from .message import DlqMessage
 from .options import RedriveOptions

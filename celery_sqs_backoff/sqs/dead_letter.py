@@ -173,6 +173,14 @@ def _time(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+def with_trace(header: str | None) -> dict[str, Any]:
+    """Return the part of a SendMessage entry that keeps a message's X-Ray trace header, if any."""
+    if not header:
+        return {}
+    trace = {"DataType": "String", "StringValue": header}
+    return {"MessageSystemAttributes": {"AWSTraceHeader": trace}}
+
+
 def sendable(attribute: Mapping[str, Any]) -> dict[str, Any]:
     """Return an attribute without the fields that ReceiveMessage adds and SendMessage refuses."""
     return {key: attribute[key] for key in _VALUE_KEYS if attribute.get(key) is not None}

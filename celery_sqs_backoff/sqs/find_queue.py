@@ -8,6 +8,7 @@ from typing import Any, Final
 from .calls import Calls
 from .clients import Clients
 from .errors import Failure, Kind, Operation, failure_of
+from .queues import queue_name
 
 #: botocore waits 60 s, and tries again, by default. A person waits for the command, which has to
 #: say that SQS does not answer.
@@ -69,7 +70,7 @@ class QueueFinder:
     def name_in_sqs(self, name: str) -> str:
         """Return the SQS name of a queue that Celery calls ``name``. Makes no call."""
         queue = self.predefined.get(self.key(name))
-        return self.key(name) if queue is None else str(queue["url"]).rpartition("/")[2]
+        return self.key(name) if queue is None else queue_name(str(queue["url"]))
 
     def calls(self, url: str) -> Calls:
         """Return the calls on a queue, with the credentials of its ``predefined_queues`` entry."""

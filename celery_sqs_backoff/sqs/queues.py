@@ -81,9 +81,9 @@ def sibling_url(url: str, arn: str) -> str:
     return f"{url.rpartition('/')[0]}/{arn.rpartition(':')[2]}"
 
 
-def queue_name(url: str) -> str:
-    """Return the name that a queue has on SQS."""
-    return url.rpartition("/")[2]
+def queue_name(place: str) -> str:
+    """Return the name that a queue has on SQS, from its URL, its ARN or the name itself."""
+    return place.rpartition("/" if "://" in place else ":")[2]
 
 
 def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None) -> Queue:

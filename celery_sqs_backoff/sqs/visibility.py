@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Final
 
 from ..retry.budget import Standing
@@ -11,10 +12,21 @@ from .limits import MAX_VISIBILITY_TIMEOUT_SECONDS, MAX_WAIT_TIME_SECONDS
 
 #: SQS counts the 12 hours from the *request* for the message, which a long poll may have made
 #: MAX_WAIT_TIME_SECONDS before the worker saw the response; the rest is for clocks and slow calls.
-_TWELVE_HOURS_MARGIN_SECONDS: Final = MAX_WAIT_TIME_SECONDS + 40
+TWELVE_HOURS_MARGIN_SECONDS: Final = MAX_WAIT_TIME_SECONDS + 40
 
 #: A message that is hidden until retention deletes it is lost; come back this much earlier.
 _RETENTION_MARGIN_SECONDS: Final = 300
+
+
+#: Linux stops CLOCK_MONOTONIC during a suspend, but not CLOCK_BOOTTIME. On macOS
+#: ``time.monotonic()`` stops, but CLOCK_MONOTONIC goes on.
+#: https://docs.python.org/3/library/time.html#time.CLOCK_BOOTTIME
+_CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+
+
+def steady_seconds() -> float:
+    """Return seconds on a clock that never goes back and that counts a suspend."""
+    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
 def longest_delay(delivery: Delivery, *, now: float) -> int:
@@ -24,7 +36,7 @@ def longest_delay(delivery: Delivery, *, now: float) -> int:
     """
     longest = (
         MAX_VISIBILITY_TIMEOUT_SECONDS
-        - _TWELVE_HOURS_MARGIN_SECONDS
+        - TWELVE_HOURS_MARGIN_SECONDS
         - max(0.0, now - delivery.received_at)
     )
     if delivery.expires_at is not None:

@@ -63,8 +63,8 @@ class Inbox:
         try:
             # Looked up at each call, because wake_event_loop replaces it at each (re)connect.
             self._hub.call_soon(self._drain)
-        except BaseException:
-            self._will_drain = False  # else no later message would ask again
+        except BaseException:  # raised again: without the reset no later message would ask
+            self._will_drain = False
             raise
 
     def clear(self) -> None:

@@ -22,10 +22,11 @@ from ..observe import events
 from ..observe.health import Pulse
 from ..observe.log_lines import make_logged_events
 from ..sqs.calls import Calls
-from ..sqs.dead_letter import DeadLetterRecord, batches, sendable, with_record
+from ..sqs.dead_letter import DeadLetterRecord, batches, sendable, with_record, with_trace
 from ..sqs.errors import Failure, Kind, Operation
 from ..sqs.memory import Memory
 from ..sqs.queues import Queue
+from ..sqs.visibility import steady_seconds
 from ..text import BUG_CALLS, error_site
 from ..threads import call_in_time
 from .lease import Lease, State
@@ -47,14 +48,6 @@ _AFTER_BUG_SECONDS = 1.0
 _POSTPONED_SECONDS = 5
 
 
-def seconds_awake_or_not() -> float:
-    """Return the time of a monotonic clock that goes on while a virtual machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-_CLOCK = seconds_awake_or_not if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
-
-
 class Keeper:
     """Keeps leases and carries out their settlements.
 
@@ -69,7 +62,7 @@ class Keeper:
         self,
         *,
         linger_seconds: float = 0.1,
-        clock: Callable[[], float] = _CLOCK,
+        clock: Callable[[], float] = steady_seconds,
         rng: random.Random | None = None,
     ) -> None:
         self.clock = clock
@@ -396,9 +389,6 @@ def _dead_letter(entry: Entry) -> dict[str, Any]:
     system = received.get("Attributes") or {}
     if "MessageGroupId" in system or lease.queue.is_fifo:
         letter["MessageGroupId"] = system.get("MessageGroupId") or "default"
-    if "AWSTraceHeader" in system:
-        trace = {"DataType": "String", "StringValue": system["AWSTraceHeader"]}
-        letter["MessageSystemAttributes"] = {"AWSTraceHeader": trace}
     if lease.queue.is_fifo:
         letter["MessageDeduplicationId"] = lease.message_id
-    return letter
+    return letter | with_trace(system.get("AWSTraceHeader"))

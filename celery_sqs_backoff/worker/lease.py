@@ -22,6 +22,7 @@ from ..sqs.delivery import Delivery
 from ..sqs.hidden import Recall
 from ..sqs.limits import MAX_VISIBILITY_TIMEOUT_SECONDS, MAX_WAIT_TIME_SECONDS
 from ..sqs.queues import Queue
+from ..sqs.visibility import TWELVE_HOURS_MARGIN_SECONDS
 
 if TYPE_CHECKING:
     from .keeper import Keeper
@@ -34,10 +35,8 @@ _GUARD = threading.Lock()
 #: bounds the calls, and the time that a message of a killed worker stays hidden.
 _MIN_RENEWAL_SECONDS = 10
 
-#: SQS counts its 12 hours from before the worker saw the message: the long poll, and some network.
-_TWELVE_HOURS_MARGIN_SECONDS = MAX_WAIT_TIME_SECONDS + 40
-
-#: Callers that ask for a delay have kept the margin above. Here it must not be cut again.
+#: Callers that ask for a delay have kept `TWELVE_HOURS_MARGIN_SECONDS`, which is longer. Here the
+#: delay must not be cut again.
 _HIDING_MARGIN_SECONDS = MAX_WAIT_TIME_SECONDS + 20
 
 #: A renewal comes when this share of the visibility timeout is over, so two more tries fit.
@@ -376,7 +375,7 @@ class Lease:
         if self.state is not State.HELD and lasting > 0:
             longer = _FIRST_KEEP_HIDDEN_SECONDS * 2 ** min(lasting, 10)
             seconds = max(seconds, min(longer, _MAX_KEEP_HIDDEN_SECONDS))
-        return min(seconds, self._left(now, _TWELVE_HOURS_MARGIN_SECONDS))
+        return min(seconds, self._left(now, TWELVE_HOURS_MARGIN_SECONDS))
 
     def _left(self, now: float, margin: float) -> int:
         return int(MAX_VISIBILITY_TIMEOUT_SECONDS - margin - (now - self.received_at))

@@ -13,7 +13,8 @@ from celery.utils.log import get_logger
 from celery.worker.consumer.tasks import Tasks
 
 from ..sqs.handshakes import guard_forks
-from ..sqs.queues import Queue
+from ..sqs.queues import Queue, queue_name
+from ..text import name_some
 from . import consume, upstream
 from .check_up import start_check_up
 from .keeper import Keeper
@@ -143,12 +144,10 @@ def _describe(queue: Queue) -> str:
         return f"{queue.name} (attributes not read yet)"
     dlq = "no dead-letter queue"
     if queue.dlq_arn is not None:
-        name = queue.dlq_arn.rpartition(":")[2]
+        name = queue_name(queue.dlq_arn)
         dlq = f"dead-letter queue {name} after {queue.max_receive_count} receives"
     return f"{queue.name} (visibility timeout {queue.visibility_timeout_seconds} s, {dlq})"
 
 
 def _names(names: Iterable[str]) -> str:
-    listed = sorted(names)
-    more = len(listed) - _MAX_NAMES
-    return ", ".join(listed[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "") or "none"
+    return name_some(sorted(names), _MAX_NAMES) or "none"

@@ -194,9 +194,6 @@ def test_messages_that_fill_a_call_are_sent_in_several(stage, proxy):
     assert stage.bodies(stage.queue) == Counter(bodies)
 
 
-# Which messages
-
-
 # Expired tasks
 
 

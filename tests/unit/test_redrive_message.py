@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_backoff.redrive import halt
 from celery_sqs_backoff.redrive.message import DlqMessage
 from celery_sqs_backoff.redrive.options import RedriveOptions
+from celery_sqs_backoff.sqs import visibility
 from celery_sqs_backoff.sqs.dead_letter import (
     ATTRIBUTE_NAME,
     DeadLetterRecord,
@@ -313,6 +313,6 @@ def test_reading_a_message_never_raises(attributes, text, system):
 
 def test_the_clock_goes_on_while_the_machine_sleeps():
     if hasattr(time, "CLOCK_BOOTTIME"):
-        assert halt._CLOCK == time.CLOCK_BOOTTIME
-    before = halt.steady_seconds()
-    assert halt.steady_seconds() >= before
+        assert visibility._CLOCK == time.CLOCK_BOOTTIME
+    before = visibility.steady_seconds()
+    assert visibility.steady_seconds() >= before
