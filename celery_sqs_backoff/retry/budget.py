@@ -9,10 +9,12 @@ import logging
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from operator import methodcaller
 from random import Random
 
+from .options import Options
 from .policies import FullJitter, Policy, RandomSource, to_seconds
 
 logger = logging.getLogger(__name__)
@@ -21,9 +23,6 @@ logger = logging.getLogger(__name__)
 #: of ``retry_for`` if that is less. SQS shows the message a little late, and the worker may
 #: be busy.
 LAST_RUN_SECONDS, LAST_RUN_SHARE = 60.0, 0.1
-
-#: Takes the place of a user's policy that fails.
-_FALLBACK = FullJitter()
 
 
 class GiveUpReason(str, Enum):
@@ -175,17 +174,20 @@ class _Tolerant(Policy):
     is_logged: bool
 
     def ceiling(self, attempt: int) -> float:
-        return self._ask(attempt, lambda policy: policy.ceiling(attempt))
+        return self._ask(attempt, methodcaller("ceiling", attempt))
 
     def delay(self, attempt: int, rng: RandomSource = random) -> float:
-        return self._ask(attempt, lambda policy: policy.delay(attempt, rng))
+        return self._ask(attempt, methodcaller("delay", attempt, rng))
 
     def delay_for(self, message_id: str, attempt: int, rng: RandomSource = random) -> float:
-        return self._ask(attempt, lambda policy: policy.delay_for(message_id, attempt, rng))
+        return self._ask(attempt, methodcaller("delay_for", message_id, attempt, rng))
 
     def _ask(self, attempt: int, question: Callable[[Policy], float]) -> float:
         try:
-            return self._shrink(self.policy, attempt, question)
+            seconds = to_seconds("delay", question(self.policy))
+            if self.cap == math.inf:
+                return seconds
+            return shrink(seconds, to_seconds("ceiling", self.policy.ceiling(attempt)), self.cap)
         except Exception as exc:  # noqa: BLE001  # the user's code must not lose the message
             if self.is_logged:
                 logger.error(
@@ -193,13 +195,7 @@ class _Tolerant(Policy):
                     " instead",
                     *(type(self.policy).__qualname__, attempt, type(exc).__name__),
                 )
-            return self._shrink(_FALLBACK, attempt, question)
-
-    def _shrink(self, policy: Policy, attempt: int, question: Callable[[Policy], float]) -> float:
-        seconds = to_seconds("delay", question(policy))
-        if self.cap == math.inf:
-            return seconds
-        return shrink(seconds, to_seconds("ceiling", policy.ceiling(attempt)), self.cap)
+        return replace(self, policy=FullJitter())._ask(attempt, question)
 
 
 def tolerant(policy: Policy, *, cap: float = math.inf) -> Policy:
@@ -212,7 +208,7 @@ def tolerant(policy: Policy, *, cap: float = math.inf) -> Policy:
 
 
 def draw_delay(
-    backoff: Policy, *, message_id: str, attempt: int, cap: float | None, rng: RandomSource
+    options: Options, *, message_id: str, attempt: int, is_fifo: bool, rng: RandomSource
 ) -> float:
     """Draw the delay in seconds after failure number ``attempt`` (1 = the first).
 
@@ -220,7 +216,9 @@ def draw_delay(
     ``sqs_backoff.backoff_broken``; ``FullJitter()`` takes its place.
 
     Arguments:
-        cap: the longest delay in seconds, which overrules the policy's. ``None`` = the policy's.
+        options: the task's, with its ``backoff`` and ``fifo_cap``.
+        is_fifo: the message is on a FIFO queue, where ``fifo_cap`` applies.
     """
-    policy = _Tolerant(backoff, math.inf if cap is None else cap, is_logged=True)
+    cap = options.fifo_cap if is_fifo else math.inf
+    policy = _Tolerant(options.backoff, cap, is_logged=True)
     return policy.delay_for(message_id, attempt, rng)

@@ -130,11 +130,6 @@ class Delivery:
         return most is None or 2 * self.receive_count < most
 
     @property
-    def is_overdue_for_dead_letter_queue(self) -> bool:
-        """Whether a tightened redrive policy should have moved the message already."""
-        return self.max_receive_count is not None and self.receive_count > self.max_receive_count
-
-    @property
     def is_fifo(self) -> bool:
         """Whether hiding the message holds up the rest of its message group."""
         return self.queue_url.endswith(".fifo")

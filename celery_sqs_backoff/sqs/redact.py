@@ -107,7 +107,6 @@ class ErrorText:
         traceback: str | None = None,
         type_only: bool = False,
         redact: Callable[[str], str] | None = None,
-        with_traceback: bool = True,
     ) -> ErrorText:
         """Describe an error. Call it in the process that ran the task. Never raises.
 
@@ -117,13 +116,11 @@ class ErrorText:
             type_only: keep only the name of the class.
             redact: the user's own masking, given each text after ours has cut and masked it. If it
                 raises, or returns anything but a string, that text is left out.
-            with_traceback: ``False``: leave the traceback out, which takes most of the time.
         """
         if type_only:
             return cls(exception_type=type_name(exc))
         message = redact_text(_text(exc), MAX_MESSAGE_CHARACTERS)
-        traceback = (traceback or _format(exc)) if with_traceback else None
-        frames = redact_text(traceback, MAX_TRACEBACK_CHARACTERS, keep_end=True)
+        frames = redact_text(traceback or _format(exc), MAX_TRACEBACK_CHARACTERS, keep_end=True)
         return cls(
             exception_type=type_name(exc),
             exception_message=_by_user(redact, message, MAX_MESSAGE_CHARACTERS),

@@ -29,10 +29,11 @@ def steady_seconds() -> float:
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
-def longest_delay(delivery: Delivery, *, now: float) -> int:
-    """Return the most seconds, at least 1, that the message may be hidden from ``now`` on.
+def visibility_delay(delay: float, delivery: Delivery, *, now: float) -> int:
+    """Turn a drawn delay into whole seconds that SQS allows, at least 1.
 
-    The rest of SQS's 12 hours since the receive, and of the queue's retention period.
+    SQS allows the rest of its 12 hours since the receive, and of the queue's retention period.
+    Rounds up, so that a draw spread over (0, n] is spread evenly over 1..n.
     """
     longest = (
         MAX_VISIBILITY_TIMEOUT_SECONDS
@@ -41,15 +42,7 @@ def longest_delay(delivery: Delivery, *, now: float) -> int:
     )
     if delivery.expires_at is not None:
         longest = min(longest, delivery.expires_at - _RETENTION_MARGIN_SECONDS - now)
-    return max(1, math.floor(longest))
-
-
-def visibility_delay(delay: float, delivery: Delivery, *, now: float) -> int:
-    """Turn a drawn delay into whole seconds that SQS allows, at least 1.
-
-    Rounds up, so that a draw spread over (0, n] is spread evenly over 1..n.
-    """
-    longest = longest_delay(delivery, now=now)
+    longest = max(1, math.floor(longest))
     return longest if delay >= longest else max(1, math.ceil(delay))
 
 
@@ -61,11 +54,11 @@ def standing(delivery: Delivery, *, retries: int, now: float) -> Standing:
         retries: runs before this one, at the most.
         now: seconds since the epoch.
     """
-    expires_at = delivery.expires_at
+    expires_at, most = delivery.expires_at, delivery.max_receive_count
     return Standing(
         retries=retries,
         elapsed=max(0.0, now - delivery.first_due_at),
         is_last_receive=delivery.is_last_before_sqs_moves_it,
-        is_overdue=delivery.is_overdue_for_dead_letter_queue,
+        is_overdue=most is not None and delivery.receive_count > most,
         is_expiring=expires_at is not None and expires_at - now <= _RETENTION_MARGIN_SECONDS,
     )

@@ -31,7 +31,7 @@ from ..retry.policies import FullJitter, Policy
 from ..sqs.eta import delay_seconds
 from . import retries
 from .extension import Extension
-from .handover import delivery_of
+from .handover import run_of
 from .run import judge_failure, wrap_task, wrap_trace
 
 logger = logging.getLogger(__name__)
@@ -216,7 +216,8 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         runs out because the worker cannot reach SQS. It is false on other brokers. SQS does not
         always report the loss: a standard queue accepts renewals of an expired receipt handle.
         """
-        delivery = delivery_of(self.request)
+        run = run_of(self.request)
+        delivery = None if run is None else run.delivery
         return delivery is not None and exists(delivery.lost_flag or "")
 
     @classmethod

@@ -20,7 +20,6 @@ from kombu.utils.encoding import safe_repr
 
 from ..retry.budget import GiveUpReason
 from ..retry.decision import End, Hide, RunEnd
-from ..retry.options import TYPE_ONLY, Options
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
 
@@ -129,28 +128,12 @@ def run_of(request: Any) -> Run | None:
     return run
 
 
-def begin_run(request: Any) -> Run:
-    """Return the run of a request, or make one, before the task's own code is called."""
-    run = run_of(request)
-    if run is None:  # not from SQS
-        run = Run(request.id, None)
-        if request.is_eager:
-            request.sqs_run = run
+def begin_elsewhere(request: Any) -> Run:
+    """Return a new run of a request that is not from SQS."""
+    run = Run(request.id, None)
+    if request.is_eager:
+        request.sqs_run = run
     return run
-
-
-def delivery_of(request: Any) -> Delivery | None:
-    """Return the SQS message of a task's request, if it is from SQS."""
-    run = run_of(request)
-    return None if run is None else run.delivery
-
-
-def describe(exc: BaseException, options: Options, *, with_traceback: bool = True) -> ErrorText:
-    """Return the parts of an exception that may be recorded, in the process that ran the task."""
-    type_only = options.record_detail == TYPE_ONLY
-    return ErrorText.of(
-        exc, type_only=type_only, redact=options.redact, with_traceback=with_traceback
-    )
 
 
 def read_end(exc: TaskPredicate, *, is_named: bool = False) -> RunEnd:

@@ -16,8 +16,9 @@ from celery.utils.serialization import raise_with_context
 from celery.utils.time import maybe_make_aware
 
 from ..retry.budget import GiveUpReason, draw_delay, find_reason
-from ..sqs.visibility import longest_delay, standing, visibility_delay
-from .handover import Asked, BackoffRetry, delivery_of, run_of
+from ..sqs.delivery import Delivery
+from ..sqs.visibility import standing, visibility_delay
+from .handover import Asked, BackoffRetry, run_of
 
 #: Arguments of a task that cannot be changed in place.
 _UNCHANGEABLE = (str, bytes, int, float, type(None))
@@ -58,11 +59,12 @@ def retry(
     limit = task.max_retries if max_retries is None else max_retries
     is_named = countdown is not None or eta is not None
     if not is_named:
-        countdown = draw_retry_delay(task)
+        countdown = draw_retry_delay(task, delivery)
     delay = seconds_until(eta, task, now) if countdown is None else countdown
 
-    can_hide = throw and not _is_changed(request, args, kwargs, options)
-    is_hidden = can_hide and delivery is not None and delay <= longest_delay(delivery, now=now)
+    is_hidden = throw and delivery is not None and not _is_changed(request, args, kwargs, options)
+    seconds = visibility_delay(delay, delivery, now=now) if is_hidden else 0
+    is_hidden = is_hidden and delay <= seconds
     reason = GiveUpReason.MAX_RETRIES if limit is not None and retries >= limit else None
     if reason is None and is_hidden:
         reason = find_reason(
@@ -83,7 +85,7 @@ def retry(
             run.asked = Asked(failure, cause, reason)
         raise_with_context(failure)
     if is_hidden:
-        raised = BackoffRetry(exc=exc, when=visibility_delay(delay, delivery, now=now))
+        raised = BackoffRetry(exc=exc, when=seconds)
         run.asked = Asked(raised, cause, is_named=is_named)
         raise raised
     try:
@@ -110,15 +112,14 @@ def publish(task: Any, retries: int, celerys_retry: Callable[..., Retry]) -> Ret
         request.retries = before
 
 
-def draw_retry_delay(task: Any) -> float:
+def draw_retry_delay(task: Any, delivery: Delivery | None) -> float:
     """Draw seconds from the task's policy, for the failure of this run."""
-    request, options = task.request, task.backoff_options
-    delivery = delivery_of(request)
+    request = task.request
     return draw_delay(
-        options.backoff,
+        task.backoff_options,
         message_id=request.id if delivery is None else delivery.message_id,
         attempt=int(request.retries) + 1,
-        cap=options.fifo_cap if delivery is not None and delivery.is_fifo else None,
+        is_fifo=delivery is not None and delivery.is_fifo,
         rng=random,
     )
 

@@ -23,6 +23,7 @@ from celery.utils.threads import LocalStack
 
 from ..retry.budget import GiveUpReason, Standing, find_reason
 from ..retry.decision import DeadLetter, End, Hide, Reply, RunEnd, decide_failure
+from ..retry.options import TYPE_ONLY
 from ..retry.outcomes import NonRetryable, Outcome, Verdict, judge
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
@@ -36,14 +37,13 @@ from .handover import (
     BackoffRetry,
     Report,
     Run,
-    begin_run,
-    describe,
+    begin_elsewhere,
     pack,
     read_end,
     run_of,
 )
 from .retries import draw_retry_delay, publish, retry_in_place_of
-from .tracing import current_trace, note_end
+from .tracing import note_end
 from .upstream import (
     chord_members,
     contain_backend,
@@ -153,7 +153,9 @@ def _report_at_last(task: Any, run: Run, exc: BaseException) -> Report:
 def _describe(task: Any, exc: BaseException) -> ErrorText:
     if isinstance(exc, Aborted):
         return ErrorText(exception_type=str(exc))
-    return describe(exc, task.backoff_options)
+    options = task.backoff_options
+    type_only = options.record_detail == TYPE_ONLY
+    return ErrorText.of(exc, type_only=type_only, redact=options.redact)
 
 
 # Around the task's own code
@@ -192,7 +194,7 @@ def _wrap_own(cls: Any, name: str) -> None:
         request = self.request_stack.top
         if request is None or request.called_directly:  # called as a function
             return call(*args, **kwargs)
-        run = begin_run(request)
+        run = run_of(request) or begin_elsewhere(request)
         if run.is_running:  # called by the task's own code, such as ``__call__``
             return call(*args, **kwargs)
         token, run.is_running = RUNNING.set(run), True
@@ -242,7 +244,7 @@ def _end_returned(task: Any, run: Run) -> None:
     """Report that the task's code has returned."""
     if run.delivery is not None:
         run.report = _RETURNED
-        note_end(run, attempt=task.request.retries + 1)
+        note_end(_RETURNED.ended, run.delivery, attempt=task.request.retries + 1)
 
 
 def _end_answered(task: Any, run: Run, answer: Answered) -> Any:
@@ -340,7 +342,7 @@ def _end_elsewhere(task: Any, run: Run, exc: Exception) -> BaseException:
     verdict = _undo(task, run, exc, verdict, raised=exc)
     is_endless = request.is_eager and task.max_retries is None  # no time passes there
     if verdict.wants_retry and run.get_asked(exc) is None and not is_endless:
-        delay = _draw_delay(task, exc, verdict)
+        delay = _draw_delay(task, run, exc, verdict)
         headers = dict(request.headers or {})
         elapsed = now - headers.setdefault(FIRST_FAILED_AT, now)
         spent = find_reason(
@@ -451,7 +453,7 @@ def _decide(task: Any, run: Run, exc: BaseException, verdict: Verdict) -> Hide |
     """Decide whether the message is hidden or given up, by the verdict on the failure."""
     assert run.delivery is not None
     now, options = time.time(), task.backoff_options
-    delay = _draw_delay(task, exc, verdict) if verdict.wants_retry else 0.0
+    delay = _draw_delay(task, run, exc, verdict) if verdict.wants_retry else 0.0
     decision = decide_failure(
         verdict,
         standing(run.delivery, retries=int(task.request.retries), now=now),
@@ -464,9 +466,9 @@ def _decide(task: Any, run: Run, exc: BaseException, verdict: Verdict) -> Hide |
     return decision
 
 
-def _draw_delay(task: Any, exc: BaseException, verdict: Verdict) -> float:
+def _draw_delay(task: Any, run: Run, exc: BaseException, verdict: Verdict) -> float:
     """Draw the seconds until the retry. An error may bound them by its ``retry_before``."""
-    delay = (verdict.retry_after or 0) + draw_retry_delay(task)
+    delay = (verdict.retry_after or 0) + draw_retry_delay(task, run.delivery)
     before: float | None = getattr(exc, "retry_before", None)
     return delay if before is None else min(delay, before)
 
@@ -474,9 +476,9 @@ def _draw_delay(task: Any, exc: BaseException, verdict: Verdict) -> float:
 def _report(task: Any, run: Run, ended: RunEnd, exc: BaseException) -> None:
     """Note how the run has ended, for the main process and for a span."""
     if run.delivery is not None:
-        # Formatting a traceback takes most of the time, and only a dead letter shows it.
-        is_done = ended.decision is None and ended.end in (End.RETRY_ASKED, End.IGNORED)
-        is_shown = not is_done and not isinstance(ended.decision, Hide)
-        error = describe(exc, task.backoff_options, with_traceback=is_shown)
-        run.report = Report(ended, replace(error, trace=current_trace()))
-        note_end(run, attempt=task.request.retries + 1)
+        # Only a dead letter shows more than the type, and formatting it takes most of the time.
+        is_kept = ended.decision is None and ended.end in (End.RETRY_ASKED, End.IGNORED)
+        is_kept = is_kept or isinstance(ended.decision, Hide)
+        error = ErrorText.of(exc, type_only=True) if is_kept else _describe(task, exc)
+        trace = note_end(ended, run.delivery, attempt=task.request.retries + 1)
+        run.report = Report(ended, replace(error, trace=trace))

@@ -9,45 +9,42 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ..retry.decision import DeadLetter, End, Hide, RunEnd
 from ..retry.outcomes import Outcome
 from ..sqs.delivery import Delivery
 
-if TYPE_CHECKING:
-    from .handover import Run
-
 _SUCCESSES: Final = frozenset({End.RETURNED, End.IGNORED})
 
 
-def current_trace() -> str | None:
-    """Return the current span as a W3C ``traceparent``, if there is one. Never raises."""
-    if "opentelemetry.trace" not in sys.modules:
-        return None
-    carrier: dict[str, str] = {}
-    with suppress(Exception):  # a tracing library must not fail a task that has ended
-        _propagator().inject(carrier)
-    return carrier.get("traceparent")
-
-
-def note_end(run: Run, *, attempt: int) -> None:
+def note_end(ended: RunEnd, delivery: Delivery, *, attempt: int) -> str | None:
     """Note on the current span how a run has ended. Never raises.
 
     Args:
-        run: with its report.
+        ended: how it ended.
+        delivery: its message.
         attempt: runs of the message, this one included.
+
+    Returns:
+        The span as a W3C ``traceparent``, or ``None`` without one.
     """
     api: Any = sys.modules.get("opentelemetry.trace")
-    if api is None or run.report is None or run.delivery is None:
-        return
-    with suppress(Exception):  # a tracing library must not fail a task that has ended
-        span = api.get_current_span()
-        if span.is_recording():
-            _note(api, span, run.report.ended, run.delivery, attempt)
+    carrier: dict[str, str] = {}
+    if api is not None:
+        with suppress(Exception):  # a tracing library must not fail a task that has ended
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+            propagator = TraceContextTextMapPropagator()
+            propagator.inject(carrier)
+            if (span := api.get_current_span()).is_recording():
+                _note(api, propagator, span, ended, delivery, attempt)
+    return carrier.get("traceparent")
 
 
-def _note(api: Any, span: Any, ended: RunEnd, delivery: Delivery, attempt: int) -> None:
+def _note(
+    api: Any, propagator: Any, span: Any, ended: RunEnd, delivery: Delivery, attempt: int
+) -> None:
     decision = ended.decision
     outcome = decision.outcome if decision is not None else Outcome.UNKNOWN
     facts: dict[str, Any] = {
@@ -68,14 +65,7 @@ def _note(api: Any, span: Any, ended: RunEnd, delivery: Delivery, attempt: int) 
         }
     )
     # The message names the trace. If its text names no span, the context is not valid.
-    carrier = {"traceparent": delivery.replay_of or ""}
-    original = api.get_current_span(_propagator().extract(carrier)).get_span_context()
+    context = propagator.extract({"traceparent": delivery.replay_of or ""})
+    original = api.get_current_span(context).get_span_context()
     if original.is_valid:
         span.add_link(original, {"sqs_backoff.link": "replay of"})
-
-
-def _propagator() -> Any:
-    """Return OpenTelemetry's reader and writer of W3C's ``traceparent``."""
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    return TraceContextTextMapPropagator()

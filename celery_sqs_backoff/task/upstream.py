@@ -85,13 +85,13 @@ def contain_backend(backend: Any) -> None:
     @wraps(store)
     def store_result(task_id: str, result: Any, state: str, *args: Any, **kwargs: Any) -> Any:
         run = RUNNING.get()
-        if state != states.STARTED or run is None or run.has_begun or run.task_id != task_id:
-            return store(task_id, result, state, *args, **kwargs)
         try:
             return store(task_id, result, state, *args, **kwargs)
         except SoftTimeLimitExceeded:
             raise  # Celery raises it only once, and the run needs it
-        except Exception as exc:  # noqa: BLE001  # a backend's client may raise anything
+        except Exception as exc:
+            if state != states.STARTED or run is None or run.has_begun or run.task_id != task_id:
+                raise
             task = printable(getattr(kwargs.get("request"), "task", None))
             logger.error(
                 "sqs_backoff.start_not_stored: task %s[%s] runs all the same; %s",

@@ -168,10 +168,10 @@ class Settler:
 
     def _draw_delay(self) -> float:
         return draw_delay(
-            self._options.backoff,
+            self._options,
             message_id=self.lease.delivery.message_id,
             attempt=self._attempt,
-            cap=self._options.fifo_cap if self.lease.queue.is_fifo else None,
+            is_fifo=self.lease.queue.is_fifo,
             rng=random,
         )
 

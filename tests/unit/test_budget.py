@@ -17,8 +17,9 @@ from celery_sqs_backoff.retry.budget import (
     shrink,
     tolerant,
 )
+from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.sqs.delivery import Delivery
-from celery_sqs_backoff.sqs.visibility import longest_delay, standing, visibility_delay
+from celery_sqs_backoff.sqs.visibility import standing, visibility_delay
 
 NOW = 1_800_000_000.0
 HOUR = 3600.0
@@ -125,7 +126,7 @@ def test_the_twelve_hours_are_counted_from_the_receive():
 
 def test_a_message_is_never_hidden_past_its_retention():
     expiring = delivery(sent_at=NOW - 1000, retention_seconds=1000 + 400)
-    assert longest_delay(expiring, now=NOW) == 100
+    assert visibility_delay(1000, expiring, now=NOW) == 100
 
 
 @given(
@@ -277,12 +278,17 @@ def test_a_capped_delay_stays_spread_under_its_cap(ceiling, share, cap):
     assert delay == pytest.approx(min(ceiling, cap) * share)
 
 
+def draw_on_fifo(backoff, attempt):
+    options = Options(backoff=backoff, fifo_cap=300)
+    return draw_delay(options, message_id="m", attempt=attempt, is_fifo=True, rng=Random(attempt))
+
+
 def test_receives_under_fifo_cap():
     """The count under a cap uses the delays that a FIFO queue gets."""
     policy = FullJitter(base=2, cap=3600)
     counted = tolerant(policy, cap=300)
     for attempt in (1, 8, 20):
-        drawn = draw_delay(policy, message_id="m", attempt=attempt, cap=300, rng=Random(attempt))
+        drawn = draw_on_fifo(policy, attempt)
         assert counted.delay(attempt, Random(attempt)) == drawn <= counted.ceiling(attempt) <= 300
 
 
@@ -291,5 +297,5 @@ def test_a_policy_of_timedeltas_is_shrunk_like_one_of_seconds(caplog):
         def ceiling(self, attempt):
             return timedelta(minutes=10)
 
-    assert draw_delay(TenMinutes(), message_id="m", attempt=1, cap=300, rng=Random(0)) == 300
+    assert draw_on_fifo(TenMinutes(), 1) == 300
     assert not caplog.records

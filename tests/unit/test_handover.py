@@ -8,19 +8,17 @@ from celery.app.task import Context
 from celery_sqs_backoff import Outcome
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import DeadLetter, End, Hide, RunEnd
-from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.sqs.delivery import Delivery
+from celery_sqs_backoff.sqs.redact import ErrorText
 from celery_sqs_backoff.task.handover import (
-    DELIVERY_KEY,
     RUNNING,
     BackoffRetry,
     Report,
     Run,
-    delivery_of,
-    describe,
     pack,
     read_end,
     report_of,
+    run_of,
 )
 
 DELIVERY = Delivery(message_id="m", queue_url="https://sqs.example/1/q", received_at=1.0)
@@ -52,14 +50,12 @@ def test_the_delivery_travels():
 
 def test_the_report_travels_beside_the_failure():
     exc = OSError("down")
-    error = describe(exc, Options())
+    error = ErrorText(exception_type="builtins.OSError", exception_message="down")
     report = Report(
         RunEnd(End.RAISED, DeadLetter(GiveUpReason.RETRY_FOR, Outcome.RETRYABLE)), error
     )
     einfo = pack(exc, report, traceback="", internal=False)
     assert report_of(pickle.loads(pickle.dumps(einfo))) == report
-    assert error.exception_type == "builtins.OSError"
-    assert error.exception_message == "down"
 
 
 @pytest.mark.parametrize("exc_info", [object(), type("Forged", (), {"sqs_report": "done"})()])
@@ -75,25 +71,20 @@ def run():
     RUNNING.reset(token)
 
 
-def test_a_request_from_sqs_has_its_delivery(run):
-    assert delivery_of(Context(id="task-id", called_directly=False)) is DELIVERY
-
-
 @pytest.mark.parametrize(
-    "facts",
+    ("facts", "is_own"),
     [
-        {"id": "another", "called_directly": False},
-        {"id": "task-id", "called_directly": True},
-        {"id": "task-id", "called_directly": False, "is_eager": True},
+        ({"id": "task-id"}, True),
+        ({"id": "another"}, False),
+        ({"id": "task-id", "called_directly": True}, False),
+        ({"id": "task-id", "is_eager": True}, False),
     ],
+    ids=["own", "other id", "called", "eager"],
 )
-def test_tasks_called_inside_a_task_have_no_delivery(run, facts):
-    assert delivery_of(Context(**facts)) is None
-
-
-def test_a_request_from_another_broker_has_no_delivery():
-    forged = {"delivery_info": {DELIVERY_KEY: DELIVERY}, DELIVERY_KEY: DELIVERY}
-    assert delivery_of(Context(id="task-id", called_directly=False, properties=forged)) is None
+def test_run_of_a_request(run, facts, is_own):
+    """A task that runs inside another has no part in its run."""
+    found = run_of(Context(**{"called_directly": False, **facts}))
+    assert found is (run if is_own else None)
 
 
 @pytest.mark.parametrize("is_named", [False, True])

@@ -16,8 +16,7 @@ from celery_sqs_backoff.retry.decision import DeadLetter, End, Hide, RunEnd
 from celery_sqs_backoff.retry.outcomes import Outcome
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.replay import REPLAY_ATTRIBUTE, replay_of
-from celery_sqs_backoff.task.handover import Report, Run
-from celery_sqs_backoff.task.tracing import current_trace, note_end
+from celery_sqs_backoff.task.tracing import note_end
 
 TRACE = f"00-{7:032x}-{8:016x}-01"
 
@@ -30,17 +29,20 @@ def provider() -> Iterator[tuple[TracerProvider, InMemorySpanExporter]]:
     made.shutdown()
 
 
-def run(ended: RunEnd | None, **delivery: object) -> Run:
-    made = Run("id", Delivery("m", "url", 0.0, 3, **delivery))  # type: ignore[arg-type]
-    made.report = None if ended is None else Report(ended)
-    return made
+RETURNED = RunEnd(End.RETURNED)
 
 
 def span_of(
-    provider: tuple[TracerProvider, InMemorySpanExporter], of: Run, *, attempt: int = 2
+    provider: tuple[TracerProvider, InMemorySpanExporter],
+    ended: RunEnd = RETURNED,
+    replay_of: str | None = None,
 ) -> ReadableSpan:
-    with provider[0].get_tracer("test").start_as_current_span("run"):
-        note_end(of, attempt=attempt)
+    delivery = Delivery("m", "url", 0.0, 3, replay_of=replay_of)
+    with provider[0].get_tracer("test").start_as_current_span("run") as now:
+        context = now.get_span_context()
+        flags = f"{context.trace_flags:02x}"
+        named = note_end(ended, delivery, attempt=2)
+        assert named == f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags}"
     [span] = provider[1].get_finished_spans()
     return span
 
@@ -64,7 +66,7 @@ def span_of(
     ids=["success", "retry", "dead letter", "crash"],
 )
 def test_a_span_says_how_the_run_ended(provider, ended, attributes, events) -> None:
-    span = span_of(provider, run(ended))
+    span = span_of(provider, ended)
     common = {"message_id": "m", "receive_count": 3, "attempt": 2}
     assert dict(span.attributes) == {
         f"sqs_backoff.{name}": value for name, value in {**common, **attributes}.items()
@@ -74,7 +76,7 @@ def test_a_span_says_how_the_run_ended(provider, ended, attributes, events) -> N
 
 
 def test_a_replay_links_to_the_run_that_failed(provider) -> None:
-    [link] = span_of(provider, run(RunEnd(End.RETURNED), replay_of=TRACE)).links
+    [link] = span_of(provider, replay_of=TRACE).links
     assert (link.context.trace_id, link.context.span_id) == (7, 8)
     assert link.context.is_remote
 
@@ -94,15 +96,7 @@ def test_a_replay_links_to_the_run_that_failed(provider) -> None:
 )
 def test_forged_trace_mark_makes_no_link(provider, mark: str) -> None:
     message = {"MessageAttributes": {REPLAY_ATTRIBUTE: {"StringValue": mark}}}
-    assert span_of(provider, run(RunEnd(End.RETURNED), replay_of=replay_of(message))).links == ()
-
-
-def test_the_current_span_is_named_as_in_http_headers(provider) -> None:
-    assert current_trace() is None
-    with provider[0].get_tracer("test").start_as_current_span("run") as span:
-        context = span.get_span_context()
-        flags = f"{context.trace_flags:02x}"
-        assert current_trace() == f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags}"
+    assert span_of(provider, replay_of=replay_of(message)).links == ()
 
 
 def test_a_tracing_library_that_raises_fails_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,13 +106,12 @@ def test_a_tracing_library_that_raises_fails_no_task(monkeypatch: pytest.MonkeyP
             raise OSError
 
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", Broken)
-    note_end(run(RunEnd(End.RETURNED)), attempt=1)
-    assert current_trace() is None
+    assert note_end(RETURNED, Delivery("m", "url", 0.0), attempt=1) is None
 
 
 def test_without_opentelemetry_it_is_not_imported() -> None:
     code = (
-        "import sys; from celery_sqs_backoff.task.tracing import current_trace;"
-        "assert current_trace() is None; assert 'opentelemetry' not in sys.modules"
+        "import sys; from celery_sqs_backoff.task.tracing import note_end;"
+        "assert note_end(None, None, attempt=1) is None; assert 'opentelemetry' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
