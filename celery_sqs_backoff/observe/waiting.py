@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from .board import QueueNow, find_first
 from .events import DeadLettered, MessageHidden, Polled, Recalled, SettlementFailed, WorkerEvent
@@ -19,11 +19,6 @@ _MOST: Final = 120_000
 
 #: How often messages that are due are dropped.
 _PRUNE_SECONDS: Final = 60.0
-
-
-class _UntilDue(NamedTuple):
-    due: float
-    hidden: MessageHidden
 
 
 class Waiting:
@@ -40,7 +35,8 @@ class Waiting:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._entries: dict[str, dict[str, _UntilDue]] = defaultdict(dict)
+        #: When each message is due, and the event that hid it.
+        self._entries: dict[str, dict[str, tuple[float, MessageHidden]]] = defaultdict(dict)
         self._pruned_at = clock()
         self._dead_letters: dict[str, Counter[str]] = defaultdict(Counter)
 
@@ -67,12 +63,12 @@ class Waiting:
             for queue in self._entries:
                 self._prune(queue)
         if len(entries) < _MOST:
-            entries[event.message_id] = _UntilDue(now + event.seconds, event)
+            entries[event.message_id] = now + event.seconds, event
 
     def _prune(self, queue: str) -> None:
         """Drop the messages that are due."""
         entries, now = self._entries[queue], self._clock()
-        for message_id in [name for name, entry in entries.items() if entry.due <= now]:
+        for message_id in [name for name, (due, _) in entries.items() if due <= now]:
             del entries[message_id]
 
     def queues(self) -> set[str]:
@@ -84,7 +80,7 @@ class Waiting:
         """Return the messages of a queue that wait or were given up, in numbers."""
         with self._lock:
             self._prune(queue)
-            hidden = [entry.hidden for entry in self._entries[queue].values()]
+            hidden = [event for _, event in self._entries[queue].values()]
             dead_letters = dict(self._dead_letters[queue])
         sent = [(one.sent_at, one.eta or 0.0) for one in hidden if one.sent_at is not None]
         return QueueNow(

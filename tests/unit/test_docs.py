@@ -497,7 +497,10 @@ def test_every_app_wide_setting_that_is_named_is_one() -> None:
 
 def log_events() -> set[tuple[str, str]]:
     """Name and level of each event in the package's source."""
-    found = {(f"sqs_backoff.{line.kind.name}", logging.getLevelName(line.level)) for line in LINES}
+    found = {
+        (f"sqs_backoff.{kind.name}", logging.getLevelName(level))
+        for kind, (level, _) in LINES.items()
+    }
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
