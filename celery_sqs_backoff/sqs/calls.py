@@ -7,6 +7,7 @@ result, and the caller decides about it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -115,19 +116,18 @@ class Calls:
     def change_visibility(self, entries: Sequence[tuple[str, int]]) -> Results:
         """Hide up to ten messages, given as (receipt handle, seconds from now). 0 shows one."""
         numbered = [{"ReceiptHandle": handle, "VisibilityTimeout": s} for handle, s in entries]
-        return self._batch(Operation.CHANGE_VISIBILITY, numbered)[1]
+        return _failures(self._batch(Operation.CHANGE_VISIBILITY, numbered))
 
     def delete(self, receipt_handles: Sequence[str]) -> Results:
         """Delete up to ten messages."""
         entries = [{"ReceiptHandle": handle} for handle in receipt_handles]
-        return self._batch(Operation.DELETE, entries)[1]
+        return _failures(self._batch(Operation.DELETE, entries))
 
     def send(self, entries: Sequence[Mapping[str, Any]]) -> list[Sent]:
         """Send up to ten messages, given as entries of SendMessageBatch without ``Id``."""
-        listed, failures = self._batch(Operation.SEND, entries)
         return [
-            Sent(listed[i].get("MessageId") if failure is None else None, failure)
-            for i, failure in enumerate(failures)
+            Sent(failure=one) if isinstance(one, Failure) else Sent(one.get("MessageId"))
+            for one in self._batch(Operation.SEND, entries)
         ]
 
     def send_nothing(self) -> Failure | None:
@@ -167,29 +167,27 @@ class Calls:
 
     def _batch(
         self, operation: Operation, entries: Sequence[Mapping[str, Any]]
-    ) -> tuple[dict[int, Mapping[str, Any]], Results]:
-        """Number the entries by position, and return the successful ones and the results."""
+    ) -> list[Mapping[str, Any] | Failure]:
+        """Return for each entry SQS's successful result, or the failure."""
         if len(entries) > MAX_BATCH_ENTRIES:
             raise ValueError(f"{len(entries)} entries: SQS takes {MAX_BATCH_ENTRIES} in a batch")
         if not entries:
-            return {}, []
+            return []
         numbered = [{**entry, "Id": str(i)} for i, entry in enumerate(entries)]
+        method = xform_name(operation.value)
+        response: Any = self.attempt(
+            operation,
+            lambda client: getattr(client, method)(QueueUrl=self.queue_url, Entries=numbered),
+        )
+        if isinstance(response, Failure):
+            return [response] * len(entries)
+        listed: dict[str, Mapping[str, Any] | Failure] = {}
+        with suppress(AttributeError, KeyError, TypeError):  # the answer makes no sense
+            listed |= {entry["Id"]: entry for entry in response.get("Successful") or ()}
+            for entry in response.get("Failed") or ():
+                listed[entry["Id"]] = failure_of_entry(entry, operation)
+        return [listed.get(entry["Id"], NOT_LISTED) for entry in numbered]
 
-        def call(client: Any) -> tuple[dict[int, Mapping[str, Any]], dict[int, Failure]]:
-            method = getattr(client, xform_name(operation.value))
-            response = method(QueueUrl=self.queue_url, Entries=numbered)
-            try:
-                successful = {int(e["Id"]): e for e in response.get("Successful") or ()}
-                failed = response.get("Failed") or ()
-                return successful, {int(e["Id"]): failure_of_entry(e, operation) for e in failed}
-            except (AttributeError, KeyError, TypeError, ValueError):
-                return {}, {}  # the answer lists no entry
 
-        result = self.attempt(operation, call)
-        if isinstance(result, Failure):
-            return {}, [result] * len(entries)
-        successful, failed = result
-        results: Results = [
-            failed.get(i, None if i in successful else NOT_LISTED) for i in range(len(entries))
-        ]
-        return successful, results
+def _failures(listed: list[Mapping[str, Any] | Failure]) -> Results:
+    return [one if isinstance(one, Failure) else None for one in listed]
