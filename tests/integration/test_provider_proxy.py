@@ -12,7 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 import requests
 import trustme
@@ -22,7 +21,6 @@ from celery_sqs_backoff.classifiers import requests_errors
 from celery_sqs_backoff.provider_proxy import (
     ProviderProxy,
     ProviderRequest,
-    delay,
     drop_answer,
     fail,
     running_provider_proxy,
@@ -150,14 +148,6 @@ def test_a_dropped_answer_was_processed(proxy: ProviderProxy, payments: Payments
     assert (exchange.forwarded, exchange.status) == (True, None)
 
 
-def test_a_delayed_answer_was_processed(proxy: ProviderProxy, payments: Payments) -> None:
-    proxy.inject(delay(60))
-    with pytest.raises(requests.ReadTimeout):
-        pay(proxy, "a", timeout=0.3)
-
-    assert payments.charged == {"a": 10}
-
-
 def test_a_fault_is_for_chosen_requests_so_many_times_per_id(
     proxy: ProviderProxy, payments: Payments
 ) -> None:
@@ -176,15 +166,6 @@ def test_faults_follow_one_another(proxy: ProviderProxy) -> None:
     assert [pay(proxy, "a").status_code for _ in range(3)] == [500, 429, 201]
 
 
-def test_healing_drops_the_faults_and_their_counts(proxy: ProviderProxy) -> None:
-    proxy.inject(fail(times=1))
-    assert pay(proxy, "a").status_code == 503
-    proxy.heal()
-    assert pay(proxy, "a").status_code == 201
-    proxy.inject(fail(times=1))
-    assert pay(proxy, "a").status_code == 503
-
-
 def test_a_provider_over_tls_is_reached_if_it_is_trusted(
     provider_proxy: Callable[[str], ProviderProxy],
     tmp_path: Path,
@@ -200,21 +181,6 @@ def test_a_provider_over_tls_is_reached_if_it_is_trusted(
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
         assert pay(proxy, "a").status_code == 200
         assert provider.seen == 1
-
-
-def test_a_chunked_request_is_refused_with_a_reason(proxy: ProviderProxy) -> None:
-    answer = httpx.post(proxy.url, content=iter([b"half", b"half"]), trust_env=False)
-    assert answer.status_code == 411
-
-
-def test_a_mistake_in_a_predicate_is_raised_when_the_proxy_ends(payments: Payments) -> None:
-    running = running_provider_proxy(payments.url)
-    proxy = running.__enter__()
-    proxy.inject(fail(when=lambda request: request.json()["price"] == 666))
-    assert pay(proxy, "a").status_code == 500
-    with pytest.raises(RuntimeError, match="when= or per=") as caught:
-        running.__exit__(None, None, None)
-    assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_a_predicate_may_look_at_what_has_happened(proxy: ProviderProxy) -> None:

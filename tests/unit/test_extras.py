@@ -1,7 +1,6 @@
 """What the package needs beside its requirements: an extra that a sentence names."""
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
@@ -57,14 +56,8 @@ def test_only_known_libraries_are_imported():
     ],
 )
 def test_a_missing_library_is_said_with_what_to_install(monkeypatch, library, extra, use):
-    """``prometheus_client`` is in ``test_observation``, ``moto`` in ``test_testing_fixtures``."""
+    """``prometheus_client`` is in ``test_observation``."""
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises((ImproperlyConfigured, ValueError)) as caught:
         use()
     assert f"pip install 'celery-sqs-backoff[{extra}]'" in str(caught.value)
-
-
-def test_the_fixtures_need_pytest():
-    code = "import sys; sys.modules['pytest'] = None; import celery_sqs_backoff.testing"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "pip install 'celery-sqs-backoff[testing]'" in done.stderr.splitlines()[-1]

@@ -1,6 +1,5 @@
 """What a failure means: who is asked, in which order, and what a broken classifier cannot do."""
 
-import copy
 import dataclasses
 import logging
 import math
@@ -149,16 +148,6 @@ def test_a_retryable_cause_does_not_make_the_error_around_it_retryable(explicit:
     assert judge(outer) is None
 
 
-def test_a_classifier_may_look_at_the_cause() -> None:
-    def by_cause(exc: BaseException) -> Outcome | None:
-        return Outcome.RETRYABLE if isinstance(exc.__cause__, ProviderDown) else None
-
-    outer = ValueError("wrapped")
-    outer.__cause__ = ProviderDown()
-
-    assert judge(outer, classify=(by_cause,)) == RETRYABLE
-
-
 # Broken classifiers
 
 
@@ -234,12 +223,6 @@ def test_the_log_says_which_classifier_is_broken_and_how(
     assert line in caplog.records[0].getMessage()
 
 
-def test_working_classifier_does_not_log(caplog: pytest.LogCaptureFixture) -> None:
-    judge(ProviderDown(), classify=(says(None), says(Outcome.UNKNOWN)))
-
-    assert caplog.records == []
-
-
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit()], ids=repr)
 def test_a_request_to_stop_is_not_taken_for_a_broken_classifier(stop: BaseException) -> None:
     with pytest.raises(type(stop)):
@@ -261,15 +244,6 @@ def test_broken_verdict_property(
 # Retryable and NonRetryable
 
 
-class WithADefaultConstructor(Retryable):
-    """As most are written: a docstring."""
-
-
-class WithoutArguments(Retryable):
-    def __init__(self) -> None:
-        super().__init__("the provider is down", retry_after=60)
-
-
 class WithItsOwnArguments(NonRetryable):
     def __init__(self, code: int, *, field: str) -> None:
         super().__init__(f"{field} refused with {code}", not_processed=True)
@@ -279,30 +253,6 @@ class WithItsOwnArguments(NonRetryable):
 class ThatForgetsItsBase(Retryable):
     def __init__(self) -> None:
         pass
-
-
-SPOKEN = [
-    Retryable("later"),
-    Retryable("later", retry_after=timedelta(minutes=1)),
-    Retryable(),
-    NonRetryable("never"),
-    NonRetryable("never", not_processed=True),
-    WithADefaultConstructor("down", retry_after=7.5),
-    WithoutArguments(),
-    WithItsOwnArguments(401, field="key"),
-    ThatForgetsItsBase(),
-]
-
-
-@pytest.mark.parametrize("exc", SPOKEN, ids=repr)
-def test_an_exception_survives_pickling_with_its_attributes(exc: Any) -> None:
-    """It leaves the pool process, and enters a result backend, pickled."""
-    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        back = pickle.loads(pickle.dumps(exc, protocol))
-        assert type(back) is type(exc)
-        assert (back.args, vars(back), str(back)) == (exc.args, vars(exc), str(exc))
-        assert back.verdict == exc.verdict
-    assert vars(copy.copy(exc)) == vars(exc)
 
 
 @pytest.mark.parametrize(
