@@ -62,13 +62,8 @@ def test_a_setting_of_the_app_is_overruled_and_said_once(caplog):
 
 
 def test_on_another_broker_they_are_the_users(caplog):
-    task = define(an_app("redis://"), reject_on_worker_lost=True)
-    assert task.reject_on_worker_lost is True
-    assert caplog.text == ""
-
-
-def test_defaults_are_not_logged(caplog):
-    define(an_app())
+    task = define(an_app("redis://"), reject_on_worker_lost=True, Request=Theirs)
+    assert (task.reject_on_worker_lost, task.Request) == (True, Theirs)
     assert caplog.text == ""
 
 
@@ -112,10 +107,6 @@ def test_any_other_request_class_is_refused_by_name(company, request_class):
 def test_a_request_class_that_cannot_be_imported_is_refused(company):
     with pytest.raises(ImproperlyConfigured, match=r"mail: Request='company:Gone' cannot"):
         define(an_app(), Request="company:Gone")
-
-
-def test_on_another_broker_any_request_class_is_fine():
-    assert define(an_app("redis://"), Request=Theirs).Request is Theirs
 
 
 def test_celerys_own_tasks_keep_celerys_ways():

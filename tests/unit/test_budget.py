@@ -263,11 +263,6 @@ def test_receives_of_a_failing_policy():
     assert receives_needed(OneDelay(), **budget) == 4
 
 
-def test_a_day_and_a_half_of_the_default_delays_is_some_eighty_receives():
-    needed = receives_needed(FullJitter(), retry_for=36 * HOUR, max_retries=None, at_most=1_000)
-    assert 70 <= needed <= 95
-
-
 @given(
     ceiling=st.floats(min_value=1e-3, max_value=1e6),
     share=st.floats(min_value=0, max_value=1),

@@ -123,12 +123,7 @@ def test_queues_with_the_same_credentials_share_their_clients() -> None:
     assert len({a, c, d}) == 3
     assert (access_key(a), access_key(c)) == ("key", "other")
     assert d.meta.region_name == "r"
-
-
-def test_kombu_makes_one_client_for_queues_with_the_same_credentials() -> None:
-    channel = channel_of({"a": {}, "b": {}, "c": {"access_key_id": "other"}})
-    attached(channel)
-    assert channel.sqs("a") is channel.sqs("b") is channel.sqs()
+    assert channel.sqs("a") is channel.sqs("b") is channel.sqs(), "kombu's are shared, too"
     assert channel.sqs("c") is not channel.sqs("a")
 
 
@@ -141,26 +136,16 @@ def test_long_polls_and_settling_share_no_connection() -> None:
 
 
 def test_a_subclass_that_makes_its_own_clients_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = Channel.new_sqs_client
+    """Our clients have its key, its Region and its authority."""
 
     def new_sqs_client(self: Any, region: str, *args: Any, **kwargs: Any) -> Any:
-        return make(self, "eu-west-1", "custom", "secret")
-
-    monkeypatch.setattr(Channel, "new_sqs_client", new_sqs_client)
-    client = client_of(attached(channel_of({"a": {}})), f"{BASE}/a")
-    assert (access_key(client), client.meta.region_name) == ("custom", "eu-west-1")
-
-
-def test_a_subclass_that_trusts_an_authority_of_its_own_is_heeded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def new_sqs_client(self: Any, region: str, *args: Any, **kwargs: Any) -> Any:
-        session = boto3.Session("key", "secret", region_name=region)
+        session = boto3.Session("custom", "secret", region_name="eu-west-1")
         return session.client("sqs", endpoint_url="https://127.0.0.1:9", verify="/corp/ca.pem")
 
     monkeypatch.setattr(Channel, "new_sqs_client", new_sqs_client)
     pair = attached(channel_of({"a": {}}))._pair(f"{BASE}/a")
     for client in (pair.polling, pair.settling):
+        assert (access_key(client), client.meta.region_name) == ("custom", "eu-west-1")
         assert client._endpoint.http_session._verify == "/corp/ca.pem"
 
 
@@ -426,23 +411,6 @@ def test_a_token_that_expires_while_its_renewal_fails_is_not_used(
         access_key(client)
 
 
-def test_a_token_that_is_good_is_used_where_no_thread_is_left_to_renew_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sts = Sts(monkeypatch)
-    client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
-
-    def start(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    sts.age(client, 700)
-    with monkeypatch.context() as full:
-        full.setattr(threading.Thread, "start", start)
-        full.setattr(threads, "_idle", type(threads._idle)())
-        assert access_key(client) == "r-1"
-    assert access_key(client) == "r-2"
-
-
 def test_two_queues_with_two_roles_are_both_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     """kombu remembers one expiry for all queues, so it renews one of them."""
     sts = Sts(monkeypatch)
@@ -466,56 +434,14 @@ def test_a_token_is_renewed_when_the_channel_is_closed(monkeypatch: pytest.Monke
 
 
 def test_a_role_whose_token_does_not_come_holds_up_no_other_queue(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, hanging: HangingSource
 ) -> None:
-    asked, release = threading.Event(), threading.Event()
-
-    def hang(self: Any, *_: Any) -> Any:
-        asked.set()
-        assert release.wait(30)
-        raise ConnectionError
-
-    monkeypatch.setattr(Channel, "generate_sts_session_token", hang)
+    monkeypatch.setattr(Channel, "generate_sts_session_token", hanging.token)
     clients = attached(channel_of({"a": {"sts_role_arn": "r"}, "b": {}}))
-    ended: list[object] = []
-
-    def ask() -> None:
-        with pytest.raises(ConnectionError):
-            client_of(clients, f"{BASE}/a")
-        ended.append(1)
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    try:
-        assert asked.wait(10)
-        other: list[Any] = []
-        beside = threading.Thread(
-            target=lambda: (
-                clients.refresh(f"{BASE}/b"),
-                other.append(client_of(clients, f"{BASE}/b")),
-            ),
-            daemon=True,
-        )
-        beside.start()
-        beside.join(20)
-        assert len(other) == 1
-        assert not ended
-    finally:
-        release.set()
-        thread.join(20)
-    assert ended == [1]
-
-
-def test_clients_may_be_asked_for_by_many_threads() -> None:
-    clients = attached(channel_of({f"q{n}": {} for n in range(8)}))
-    found: list[Any] = []
-    threads = [
-        threading.Thread(target=lambda n=n: found.append(client_of(clients, f"{BASE}/q{n}")))
-        for n in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8
-    assert len(set(map(id, found))) == 1
+    waits = threads.call_in_time(lambda: client_of(clients, f"{BASE}/a"), seconds=0.1)
+    in_time(lambda: clients.refresh(f"{BASE}/b"))
+    assert access_key(in_time(lambda: client_of(clients, f"{BASE}/b"))) == "key"
+    assert waits is not None
+    assert not waits.done()
+    hanging.answers.set()
+    assert access_key(waits.result(20)) == "new"

@@ -73,15 +73,6 @@ def test_texts_that_do_not_fit_are_left_out_longest_first(room, left_out):
     assert [n for n in ("exception_message", "traceback") if n not in read(attributes)] == left_out
 
 
-def test_a_full_message_is_dead_lettered_without_its_record():
-    assert with_record("b" * MAX_MESSAGE_BYTES, {"t": TEXT}, record()) == {"t": TEXT}
-
-
-def test_a_message_with_ten_attributes_goes_without_its_record():
-    ten = {f"a{i}": TEXT for i in range(10)}
-    assert with_record("{}", ten, record()) == ten
-
-
 def test_any_text_becomes_characters_that_sqs_accepts():
     """SQS refuses U+FFFE, lone surrogates and most control characters."""
     attributes = with_record("{}", {}, record(exception_message="\0\x1b[31m\ud800\ufffe é"))
@@ -101,12 +92,7 @@ def test_names_from_the_message_do_not_make_the_record_too_big():
     found = read(with_record("b" * 650_000, {}, forged))
     assert found["task"] == "x" * 500
     assert len(json.dumps(found)) < 4_000
-
-
-def test_a_long_traceback_keeps_its_end_where_the_error_is():
-    found = read(with_record("", {}, record(traceback="frame\n" * 5_000 + "ValueError: boom")))
-    assert len(found["traceback"]) < 6_100
-    assert found["traceback"].endswith("ValueError: boom")
+    assert len(read(with_record("", {}, record(traceback="f" * 50_000)))["traceback"]) < 6_100
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
@@ -131,6 +117,8 @@ def test_a_dead_letter_is_within_sqs_limits_and_loses_no_attribute(own, text, ro
     assert message_bytes(body, sent) <= MAX_MESSAGE_BYTES
     assert len(sent) <= 10
     assert {k: v for k, v in sent.items() if k != ATTRIBUTE_NAME} == own
+    if room >= 1_000:
+        assert (ATTRIBUTE_NAME in sent) is (len(own) < 10)
 
 
 # Reading

@@ -137,14 +137,6 @@ def test_a_verdict_becomes_a_decision(verdict, decision):
     )
 
 
-def test_in_doubt_but_safe_to_repeat_is_given_up_as_unknown():
-    verdict = Verdict(UNKNOWN, safe_to_repeat=True)
-    decision = decide_failure(
-        verdict, Standing(retries=1), max_retries=1, retry_for=None, delay=7.0
-    )
-    assert decision == DeadLetter(GiveUpReason.MAX_RETRIES, UNKNOWN)
-
-
 standings = st.builds(
     Standing,
     retries=st.integers(0, 2000),

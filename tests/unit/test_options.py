@@ -123,10 +123,6 @@ def test_a_key_for_all_tasks_may_be_meant_for_some(app):
     assert define(app).backoff_options.provider == BY_ACCOUNT
 
 
-def test_other_attributes_are_the_users_own(app):
-    assert define(app, team="mail", rate_limit="1/s").team == "mail"
-
-
 @pytest.mark.hazard("H7")
 def test_acks_late_false_is_refused_because_it_deletes_before_the_run(app):
     with pytest.raises(ImproperlyConfigured, match=r"mail: acks_late=False .* acks_late=True"):
@@ -151,13 +147,6 @@ def test_a_task_leaves_its_base_class_unbound(app):
 def test_times_are_seconds_or_timedelta(app, value):
     options = define(app, retry_for=value, fifo_cap=value).backoff_options
     assert (options.retry_for, options.fifo_cap) == (90, 90)
-
-
-@pytest.mark.parametrize(
-    ("given", "seconds"), [({"retry_for": 0}, 0), ({"retry_for": None}, None), ({}, 36 * 3600)]
-)
-def test_zero_none_and_absent_are_three_things(app, given, seconds):
-    assert define(app, **given).backoff_options.retry_for == seconds
 
 
 def test_a_single_class_or_callable_is_as_good_as_a_tuple(app):
@@ -185,21 +174,18 @@ def test_a_task_may_set_an_option_back_to_the_default(app):
     assert task.max_retries is None
 
 
-def test_an_unknown_app_wide_option_is_refused(app):
-    app.conf.sqs_backoff = {"retry_four": 60}
-    with pytest.raises(ImproperlyConfigured, match=r"'retry_four' \(did you mean 'retry_for'"):
-        define(app)
-
-
-def test_app_wide_options_are_a_dict(app):
-    app.conf.sqs_backoff = ["retry_for"]
-    with pytest.raises(ImproperlyConfigured, match="expected a dict of"):
-        define(app)
-
-
-def test_nonsense_app_wide_is_refused_too(app):
-    app.conf.sqs_backoff = {"retry_for": -1}
-    with pytest.raises(ImproperlyConfigured, match="mail: sqs_backoff: invalid retry_for -1"):
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"retry_four": 60}, r"'retry_four' \(did you mean 'retry_for'"),
+        (["retry_for"], "expected a dict of"),
+        ({"retry_for": -1}, "mail: sqs_backoff: invalid retry_for -1"),
+    ],
+    ids=["unknown", "a list", "invalid"],
+)
+def test_app_wide_options_that_are_refused(app, given, error):
+    app.conf.sqs_backoff = given
+    with pytest.raises(ImproperlyConfigured, match=error):
         define(app)
 
 

@@ -59,20 +59,6 @@ def test_provider_changed(sent: list[tuple[Any, ...]]) -> None:
     eventually(lambda: sent == states, message=lambda: str(sent))
 
 
-def test_a_receiver_that_blocks_holds_up_nobody() -> None:
-    over = threading.Event()
-
-    def block(**_: Any) -> None:
-        over.wait(20)
-
-    provider_changed.connect(block)
-    try:
-        Announce(lambda name: None)(ProviderRecovering(provider="p", rate=1.0, waiting=0))
-    finally:
-        provider_changed.disconnect(block)
-        over.set()
-
-
 def test_a_slow_receiver_gets_each_signal_in_its_order_from_one_thread() -> None:
     """Who switches something off while a provider is down must not hear of its end first."""
     may_go, heard = threading.Event(), []
