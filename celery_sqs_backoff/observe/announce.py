@@ -15,13 +15,6 @@ from . import events as of
 
 logger = logging.getLogger(__name__)
 
-_STATES: Final[dict[type[of.WorkerEvent], str]] = {
-    of.ProviderPaused: "paused",
-    of.ProviderSlowed: "recovering",
-    of.ProviderRecovering: "recovering",
-    of.ProviderRecovered: "ok",
-}
-
 #: Signals that wait because a receiver blocks. Beyond that the oldest are dropped.
 _MOST_WAITING: Final = 10_000
 
@@ -48,8 +41,8 @@ class Announce:
         if isinstance(event, of.LeaseLost):
             ids = {"task_id": event.task_id, "message_id": event.message_id}
             self._send(lease_lost, self._task_named(event.task), **ids, queue=event.queue)
-        elif isinstance(event, of.OfProvider) and (state := _STATES.get(type(event))) is not None:
-            key = (event.provider, event.tenant)
+        elif isinstance(event, of.OfProvider) and event.state is not None:
+            key, state = (event.provider, event.tenant), event.state
             if self._states.pop(key, "ok") != state:
                 self._send(provider_changed, event.provider, state=state, tenant=event.tenant)
             if state != "ok":

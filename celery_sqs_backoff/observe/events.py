@@ -251,10 +251,12 @@ class OfProvider(WorkerEvent):
     """An event of a provider's gate in this worker. It has no queue.
 
     Attributes:
+        state: of the provider from this event on, which the signal tells; ``None`` = no change.
         provider: the provider's name.
         tenant: a digest that stands for the tenant, if the provider has a key; else empty.
     """
 
+    state: ClassVar[str | None] = None
     queue: str = ""
     provider: str
     tenant: str = ""
@@ -264,14 +266,14 @@ class OfProvider(WorkerEvent):
 class ProviderSlowed(OfProvider):
     """The provider is up and refuses calls, so they are limited. It was not paused before."""
 
-    name = "provider_slowed"
+    name, state = "provider_slowed", "recovering"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderPaused(OfProvider):
     """The provider seems to be down, so its messages are hidden without running."""
 
-    name = "provider_paused"
+    name, state = "provider_paused", "paused"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -290,7 +292,7 @@ class ProviderRecovering(OfProvider):
         waiting: messages that it has hidden, or that wait for their turn.
     """
 
-    name = "provider_recovering"
+    name, state = "provider_recovering", "recovering"
     rate: float
     waiting: int
 
@@ -299,5 +301,5 @@ class ProviderRecovering(OfProvider):
 class ProviderRecovered(OfProvider):
     """Calls have no limit again, and ``recalled`` messages were brought forward."""
 
-    name = "provider_recovered"
+    name, state = "provider_recovered", "ok"
     recalled: int

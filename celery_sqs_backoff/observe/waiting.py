@@ -44,26 +44,23 @@ class Waiting:
         """Enter an event. This is a listener of :class:`.stream.Events`."""
         if isinstance(event, MessageHidden):
             with self._lock:
-                self._hide(event)
+                if (now := self._clock()) >= self._pruned_at + _PRUNE_SECONDS:
+                    self._pruned_at = now
+                    for queue in self._entries:
+                        self._prune(queue)
+                entries = self._entries[event.queue]
+                if len(entries) < _MOST:
+                    entries[event.message_id] = now + event.seconds, event
         elif isinstance(event, Polled | Recalled):
-            if entries := self._entries.get(event.queue):
+            if event.queue in self._entries:
                 with self._lock:
                     for message_id in event.message_ids:
-                        entries.pop(message_id, None)
+                        self._entries[event.queue].pop(message_id, None)
         elif isinstance(event, DeadLettered | SettlementFailed):
             with self._lock:
                 self._entries[event.queue].pop(event.message_id, None)
                 if isinstance(event, DeadLettered):
                     self._dead_letters[event.queue][event.reason] += 1
-
-    def _hide(self, event: MessageHidden) -> None:
-        now, entries = self._clock(), self._entries[event.queue]
-        if now >= self._pruned_at + _PRUNE_SECONDS:
-            self._pruned_at = now
-            for queue in self._entries:
-                self._prune(queue)
-        if len(entries) < _MOST:
-            entries[event.message_id] = now + event.seconds, event
 
     def _prune(self, queue: str) -> None:
         """Drop the messages that are due."""

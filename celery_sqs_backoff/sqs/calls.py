@@ -116,19 +116,16 @@ class Calls:
     def change_visibility(self, entries: Sequence[tuple[str, int]]) -> Results:
         """Hide up to ten messages, given as (receipt handle, seconds from now). 0 shows one."""
         numbered = [{"ReceiptHandle": handle, "VisibilityTimeout": s} for handle, s in entries]
-        return _failures(self._batch(Operation.CHANGE_VISIBILITY, numbered))
+        return [each.failure for each in self._batch(Operation.CHANGE_VISIBILITY, numbered)]
 
     def delete(self, receipt_handles: Sequence[str]) -> Results:
         """Delete up to ten messages."""
         entries = [{"ReceiptHandle": handle} for handle in receipt_handles]
-        return _failures(self._batch(Operation.DELETE, entries))
+        return [each.failure for each in self._batch(Operation.DELETE, entries)]
 
     def send(self, entries: Sequence[Mapping[str, Any]]) -> list[Sent]:
         """Send up to ten messages, given as entries of SendMessageBatch without ``Id``."""
-        return [
-            Sent(failure=one) if isinstance(one, Failure) else Sent(one.get("MessageId"))
-            for one in self._batch(Operation.SEND, entries)
-        ]
+        return self._batch(Operation.SEND, entries)
 
     def send_nothing(self) -> Failure | None:
         """Call SendMessageBatch without entries, which SQS always refuses.
@@ -165,10 +162,8 @@ class Calls:
             return self.attempt(operation, call, again=False)
         return failure
 
-    def _batch(
-        self, operation: Operation, entries: Sequence[Mapping[str, Any]]
-    ) -> list[Mapping[str, Any] | Failure]:
-        """Return for each entry SQS's successful result, or the failure."""
+    def _batch(self, operation: Operation, entries: Sequence[Mapping[str, Any]]) -> list[Sent]:
+        """Number the entries by position, and return the result of each."""
         if len(entries) > MAX_BATCH_ENTRIES:
             raise ValueError(f"{len(entries)} entries: SQS takes {MAX_BATCH_ENTRIES} in a batch")
         if not entries:
@@ -180,14 +175,11 @@ class Calls:
             lambda client: getattr(client, method)(QueueUrl=self.queue_url, Entries=numbered),
         )
         if isinstance(response, Failure):
-            return [response] * len(entries)
-        listed: dict[str, Mapping[str, Any] | Failure] = {}
+            return [Sent(failure=response)] * len(entries)
+        listed: dict[str, Sent] = {}
         with suppress(AttributeError, KeyError, TypeError):  # the answer makes no sense
-            listed |= {entry["Id"]: entry for entry in response.get("Successful") or ()}
+            for entry in response.get("Successful") or ():
+                listed[entry["Id"]] = Sent(entry.get("MessageId"))
             for entry in response.get("Failed") or ():
-                listed[entry["Id"]] = failure_of_entry(entry, operation)
-        return [listed.get(entry["Id"], NOT_LISTED) for entry in numbered]
-
-
-def _failures(listed: list[Mapping[str, Any] | Failure]) -> Results:
-    return [one if isinstance(one, Failure) else None for one in listed]
+                listed[entry["Id"]] = Sent(failure=failure_of_entry(entry, operation))
+        return [listed.get(entry["Id"], Sent(failure=NOT_LISTED)) for entry in numbered]
