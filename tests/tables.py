@@ -39,7 +39,7 @@ def metrics() -> str:
     rows = [
         (
             f"`sqs_backoff_{one.name}`",
-            one.kind,
+            "counter" if one.event else "gauge",
             ", ".join(f"`{label}`" for label in one.labels.split()),
             one.text,
         )

@@ -43,11 +43,6 @@ class Instrument:
     event: type[of.WorkerEvent] | None = None
     amount: Callable[[Any], int] = lambda event: 1
 
-    @property
-    def kind(self) -> str:
-        """Kind, as Prometheus calls it."""
-        return "counter" if self.event else "gauge"
-
 
 #: ``python -m tests.tables`` documents them.
 INSTRUMENTS: Final = (

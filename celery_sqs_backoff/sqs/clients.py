@@ -2,6 +2,11 @@
 
 Two clients, because they must not share connections: quiet long polls would hold the connections
 that settling needs. Both make one attempt per call; the caller decides whether to retry.
+
+A thread of their own renews credentials, not the calls that need them. botocore renews them in the
+thread that happens to make a call, and lets all other threads wait
+(https://github.com/boto/botocore/pull/790). STS may hang for minutes, and on those threads the
+holds of all messages of a queue may depend.
 """
 
 from __future__ import annotations
@@ -9,18 +14,22 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import cache, partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from botocore.config import Config
-from botocore.exceptions import ReadTimeoutError
+from botocore.credentials import RefreshableCredentials
+from botocore.exceptions import ClientError, HTTPClientError, ReadTimeoutError
+from botocore.exceptions import ConnectionError as NotConnected
 from botocore.session import Session, get_session
 
 from ..threads import SharedCall, call_in_time
 from .calls import Calls
-from .credentials import renew_beside, role_credentials, wait_for_credentials
+from .errors import CredentialsNotRenewed, code_of
 from .handshakes import announce_handshakes, handshakes
 from .limits import MAX_WAIT_TIME_SECONDS
 
@@ -60,6 +69,19 @@ _REBUILD_SECONDS = 5.0
 
 #: Lifetime of kombu's tokens (``sts_token_timeout``).
 _TOKEN_SECONDS = 900
+
+#: A token is renewed in the background when the first share of its lifetime is left. A call waits
+#: for the renewal when the second is left. botocore's limits are 15 and 10 minutes, so each call
+#: would renew a token of 900 s (https://github.com/boto/botocore/issues/2189).
+_RENEW_EARLY_SHARE = 1 / 3
+_RENEW_NOW_SHARE = 1 / 9
+
+#: A call waits for a renewal until it is this old, with a valid old token and without. The first
+#: call also makes botocore's clients, which takes a busy small machine more than ten seconds.
+_WITH_GOOD_SECONDS = 1.0
+_WITHOUT_SECONDS = 30.0
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -135,7 +157,7 @@ class Clients:
             making = self._making.get(key)
             if making is None:
                 making = self._making[key] = SharedCall(partial(self._make, key))
-        return wait_for_credentials(making)  # a role's token comes from STS
+        return _wait_for_credentials(making)  # a role's token comes from STS
 
     def _make(self, key: tuple[Any, ...]) -> _Pair:
         if (pair := self._pairs.get(key)) is not None:
@@ -147,7 +169,7 @@ class Clients:
             make = inspect.unwrap(make)
         with handshakes.one():
             if role is not None:
-                credentials = role_credentials(_token_source(channel, role))
+                credentials = _role_credentials(_token_source(channel, role))
                 access_key, secret_key, token = credentials.get_frozen_credentials()[:3]
             kombu_client = make(region, access_key, secret_key, token)
             pair = self._pairs[key] = _Pair(
@@ -161,7 +183,7 @@ class Clients:
 def _copy(client: Any, config: Config, seconds: float, credentials: Any = None) -> SQSClient:
     """Copy kombu's client, credentials included, with timeouts and attempts of our own."""
     credentials = credentials or client._request_signer._credentials  # as kombu copies its clients
-    renew_beside(credentials)
+    _renew_beside(credentials)
     with _SESSION_LOCK:
         session = _session()
         session._credentials = credentials  # type: ignore[attr-defined]  # shared: they refresh
@@ -218,6 +240,91 @@ def _key(channel: Any, url: str) -> tuple[Any, ...]:
         None if role else options.get("access_key_id", channel.conninfo.userid),
         None if role else options.get("secret_access_key", channel.conninfo.password),
         role,
+    )
+
+
+# Credentials
+
+
+def _renew_beside(credentials: Any) -> None:
+    """Renew credentials in a thread of their own. Several clients may share them."""
+    if isinstance(credentials, RefreshableCredentials) and "get_frozen_credentials" not in vars(
+        credentials
+    ):
+        renewal = _Renewal(credentials)
+        credentials.get_frozen_credentials = renewal.get_frozen_credentials  # type: ignore[method-assign]
+
+
+def _wait_for_credentials(fetch: SharedCall[_Result], method: str = "broker") -> _Result:
+    """Return the result of a fetch once it is there. Start the fetch if it does not run.
+
+    Args:
+        fetch: the call that fetches them, or that makes clients with them.
+        method: botocore's name of their source.
+
+    Raises:
+        CredentialsNotRenewed: the fetch took 30 seconds, and goes on; or the source was not
+            reached, or refuses. Any other exception of ``fetch`` is raised, too.
+    """
+    try:
+        return fetch.result(seconds=_WITHOUT_SECONDS)
+    except SharedCall.TakesTooLong:
+        raise CredentialsNotRenewed(provider=method, error_msg="no answer") from None
+    except (ClientError, NotConnected, HTTPClientError) as exc:  # of STS, not of SQS
+        raise CredentialsNotRenewed(provider=method, error_msg=code_of(exc)) from exc
+
+
+class _Renewal:
+    def __init__(self, credentials: Any) -> None:
+        self._credentials = credentials
+        self._renew: Callable[[], Any] = credentials.get_frozen_credentials
+        self._renewal: SharedCall[Any] = SharedCall(self._run)
+
+    def get_frozen_credentials(self) -> Any:
+        credentials = self._credentials
+        good = self._good()
+        if good is not None and not credentials.refresh_needed():
+            return good
+        if good is not None:
+            # botocore has logged its exception. A call that needs newer credentials raises it, too.
+            with suppress(Exception):
+                self._renewal.result(seconds=_WITH_GOOD_SECONDS)
+            return self._good() or good
+        _wait_for_credentials(self._renewal, credentials.method)
+        if (good := self._good()) is None:  # botocore logs no error then
+            raise CredentialsNotRenewed(provider=credentials.method, error_msg="expired meanwhile")
+        return good
+
+    def _good(self) -> Any:
+        """Return the credentials, or ``None`` if they have expired."""
+        return None if self._credentials._is_expired() else self._credentials._frozen_credentials
+
+    def _run(self) -> Any:
+        with handshakes.one():
+            return self._renew()
+
+
+def _role_credentials(fetch: Callable[[], Mapping[str, Any]]) -> RefreshableCredentials:
+    """Make credentials that fetch a role's token now, and each further one in time."""
+
+    def refresh() -> dict[str, str]:
+        token = fetch()
+        return {
+            "access_key": str(token["AccessKeyId"]),
+            "secret_key": str(token["SecretAccessKey"]),
+            "token": str(token["SessionToken"]),
+            "expiry_time": token["Expiration"].isoformat(),
+        }
+
+    metadata = refresh()
+    expires = datetime.fromisoformat(metadata["expiry_time"])
+    lifetime = max(0.0, (expires - datetime.now(timezone.utc)).total_seconds())
+    return RefreshableCredentials.create_from_metadata(
+        metadata,
+        refresh_using=refresh,
+        method="sts-assume-role",
+        advisory_timeout=int(lifetime * _RENEW_EARLY_SHARE),
+        mandatory_timeout=int(lifetime * _RENEW_NOW_SHARE),
     )
 
 

@@ -19,7 +19,6 @@ from kombu.transport.SQS import Channel
 
 from celery_sqs_backoff import threads
 from celery_sqs_backoff.sqs import clients as clients_module
-from celery_sqs_backoff.sqs import credentials as credentials_module
 from celery_sqs_backoff.sqs.clients import Clients
 from celery_sqs_backoff.sqs.errors import CredentialsNotRenewed, Failure, Kind
 from celery_sqs_backoff.sqs.queues import read_queue
@@ -230,7 +229,7 @@ def test_a_role_whose_token_hangs_holds_up_no_call_while_the_old_one_is_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The thread that makes the call may be the one that renews a queue's messages."""
-    monkeypatch.setattr(credentials_module, "_WITH_GOOD_SECONDS", 0.01)
+    monkeypatch.setattr(clients_module, "_WITH_GOOD_SECONDS", 0.01)
     sts = Sts(monkeypatch)
     client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
     fetch, release = Channel.generate_sts_session_token, threading.Event()
@@ -308,7 +307,7 @@ def test_an_expired_token_that_cannot_be_renewed_fails_calls_and_hangs_none(
     url = f"{BASE}/a"
     client = client_of(clients, url)
     monkeypatch.setattr(Channel, "generate_sts_session_token", hanging.token)
-    monkeypatch.setattr(credentials_module, "_WITHOUT_SECONDS", 0.1)
+    monkeypatch.setattr(clients_module, "_WITHOUT_SECONDS", 0.1)
     sts.age(client, 1000)
     now[0] = 60.0
     for port in (clients.settling(url), clients.polling(url)):
@@ -329,7 +328,7 @@ def test_a_first_token_that_does_not_come_fails_calls_and_hangs_none(
     monkeypatch: pytest.MonkeyPatch, hanging: HangingSource, role: bool
 ) -> None:
     """Clients that are made anew while STS hangs have none of the old token."""
-    monkeypatch.setattr(credentials_module, "_WITHOUT_SECONDS", 0.1)
+    monkeypatch.setattr(clients_module, "_WITHOUT_SECONDS", 0.1)
     monkeypatch.setattr(Channel, "generate_sts_session_token", hanging.token)
     if not role:
         make = Channel.new_sqs_client
@@ -401,7 +400,7 @@ def test_a_token_that_expires_while_its_renewal_fails_is_not_used(
         raise OSError("STS is away")
 
     monkeypatch.setattr(Channel, "generate_sts_session_token", fail_late)
-    monkeypatch.setattr(credentials_module, "_WITH_GOOD_SECONDS", 0.0)
+    monkeypatch.setattr(clients_module, "_WITH_GOOD_SECONDS", 0.0)
     sts.age(client, 700)
     assert access_key(client) == "r-1"
     assert begun.wait(20)

@@ -65,17 +65,6 @@ def test_a_handshake_that_hangs_holds_up_one_fork_only(
     assert 0.2 <= time.monotonic() - began < 2
 
 
-def test_a_child_has_no_handshakes_of_its_parent() -> None:
-    handshakes = Handshakes()
-    handshakes.begin()
-    handshakes.before_fork()
-    handshakes.after_in_child()
-    began = time.monotonic()
-    handshakes.before_fork()
-    handshakes.after_fork()
-    assert time.monotonic() - began < module._LONGEST_WAIT_SECONDS
-
-
 def test_a_clients_connections_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """From TCP to the end of the handshake, which fails here: nobody speaks TLS."""
     seen: list[str] = []

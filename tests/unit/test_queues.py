@@ -5,7 +5,6 @@ import json
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from celery_sqs_backoff.sqs.errors import code_of
 from celery_sqs_backoff.sqs.queues import Queue, read_queue
 
 URL = "https://sqs.us-east-1.amazonaws.com/123456789012/mail"
@@ -70,19 +69,6 @@ def test_a_queue_that_may_not_be_read_is_logged_and_taken_for_a_plain_one(caplog
 )
 def test_a_queue_that_cannot_be_read_now_is_not_taken_for_one_without_dead_letters(answer):
     assert not read_queue(FakeClient(answer), URL).is_read
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (denied(), "AccessDenied"),
-        (denied("ExpiredToken"), "ExpiredToken"),
-        (ClientError({}, "x"), "Unknown"),
-        (EndpointConnectionError(endpoint_url="x"), "EndpointConnectionError"),
-    ],
-)
-def test_errors_have_short_names(error, code):
-    assert code_of(error) == code
 
 
 def test_a_queue_that_cannot_be_read_any_more_keeps_what_was_read(caplog):

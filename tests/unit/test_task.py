@@ -21,11 +21,9 @@ from celery_sqs_backoff import (
 )
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import DeadLetter, Reply
-from celery_sqs_backoff.safe import Busy, StepNotRecorded, StoreUnavailable
-from celery_sqs_backoff.safe.inspect import look
+from celery_sqs_backoff.safe import Busy, StoreUnavailable
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.store.memory import MemoryStore
-from celery_sqs_backoff.store.settings import records_of
 from celery_sqs_backoff.task.handover import RUNNING, BackoffRetry, Run
 
 URL = "https://sqs.example/1/q"
@@ -299,50 +297,6 @@ def test_provider_failure_leaves_earlier_run_in_doubt(app, undone, earlier, late
     assert undone == ([] if outcome is Outcome.UNKNOWN else [type(later).__name__])
 
 
-@pytest.mark.parametrize("failure", [TimeoutError(), StepNotRecorded("done")], ids=repr)
-def test_no_undo_of_doubts_of_a_redriven_message(app, failing, undone, failure):
-    """It was given up at once, because nobody has said that it is safe to repeat."""
-    app.conf.sqs_backoff = {"store": MemoryStore()}
-    mail = failing()
-    _, give_up = raised_by(mail, failure)
-    assert give_up.outcome is Outcome.UNKNOWN
-    raised_by(mail, ProviderDown("x"), message_id="redriven")
-    assert undone == []
-
-
-@pytest.mark.parametrize(
-    ("earlier", "outcome"),
-    [
-        (KeyboardInterrupt(), Outcome.UNKNOWN),  # as SIGKILL would
-        (Busy("held"), Outcome.RETRYABLE),
-        (ProviderDown("x"), Outcome.RETRYABLE),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_a_guard_tells_of_a_run_that_was_lost_with_its_whole_worker(app, undone, earlier, outcome):
-    """The container was killed: its main process, which would have counted the loss, as well."""
-    app.conf.sqs_backoff = {"store": MemoryStore()}
-    failures = [earlier, ProviderDown("x")]
-
-    @app.task(
-        base=SQSBackoffTask,
-        lazy=False,
-        shared=False,
-        retry_on=ProviderDown,
-        max_retries=1,
-        guard=Guard(key="mail", window=3600),
-        on_not_processed=lambda *each: undone.append(each),
-    )
-    def mail():
-        raise failures.pop(0)
-
-    raised_by(mail)
-    undone.clear()
-    _, give_up = raised_by(mail, retries=1)
-    assert give_up is None or give_up.outcome is outcome
-    assert bool(undone) is (outcome is Outcome.RETRYABLE)
-
-
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_no_undo_after_another_delivery_has_acted(app, undone, is_lost):
     """SQS may deliver a message twice. The second run has done the work, or was lost in it."""
@@ -397,20 +351,6 @@ class WithCall(SQSBackoffTask):
 
     def __call__(self, *args, **kwargs):
         return super().__call__(*args, **kwargs)
-
-
-@pytest.mark.parametrize("base", [SQSBackoffTask, WithCall])
-def test_a_guard_stays_where_a_step_was_done_before_the_provider_went_down(app, base):
-    app.conf.sqs_backoff = {"store": MemoryStore()}
-
-    @app.task(base=base, bind=True, lazy=False, shared=False, guard=Guard(key="o:{o}", window=60))
-    def pay(self, o):
-        self.step("charge", lambda: "charged")
-        raise Retryable("down")
-
-    with received(pay, args=(7,)), pytest.raises(Retry):
-        (pay if base is WithCall else pay.run)(7)  # as Celery does
-    assert [entry.kind for entry in look(records_of(app), "o:7")] == ["guard"]
 
 
 @pytest.mark.parametrize("base", [SQSBackoffTask, WithCall])

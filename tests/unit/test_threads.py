@@ -21,6 +21,8 @@ def test_a_call_returns_or_raises_as_if_it_were_made_here() -> None:
     assert call_in_time(lambda: 7, seconds=10).result() == 7
     with pytest.raises(SystemExit):
         call_in_time(partial(exit, 3), seconds=10).result()
+    with pytest.raises(SystemExit):
+        SharedCall(partial(exit, 3)).result(seconds=10)
 
 
 def test_a_call_that_takes_too_long_goes_on_and_holds_up_no_other() -> None:
@@ -55,6 +57,8 @@ def test_without_a_thread_left_nothing_is_called(monkeypatch: pytest.MonkeyPatch
     called: list[int] = []
     assert call_in_time(partial(called.append, 1), seconds=10) is None
     assert not called
+    with pytest.raises(SharedCall.TakesTooLong):
+        SharedCall(lambda: 7).result(seconds=10)
 
 
 def test_a_shared_call_is_made_once_for_all_who_wait_and_anew_when_it_has_ended() -> None:
@@ -76,21 +80,6 @@ def test_a_shared_call_is_made_once_for_all_who_wait_and_anew_when_it_has_ended(
     now[0] = 0.0
     assert shared.result(seconds=10) in (1, 2)
     assert shared.result(seconds=10) == len(made) > 1
-
-
-def test_a_shared_call_raises_what_it_raised() -> None:
-    def fail() -> None:
-        raise TimeoutError("its own")
-
-    with pytest.raises(TimeoutError, match="its own"):
-        SharedCall(fail).result(seconds=10)
-
-
-def test_a_shared_call_is_not_made_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    monkeypatch.setattr(threads, "_idle", type(threads._idle)())
-    with pytest.raises(SharedCall.TakesTooLong):
-        SharedCall(lambda: 7).result(seconds=10)
 
 
 def test_a_fork_does_not_wait_for_the_threads_of_its_parent() -> None:

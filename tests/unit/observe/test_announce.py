@@ -101,18 +101,3 @@ def test_a_receiver_that_ends_its_thread_does_not_end_the_signals(
         eventually(lambda: ("p", "recovering", "") in sent)
     finally:
         provider_changed.disconnect(leave)
-
-
-def test_a_signal_waits_for_the_next_one_where_no_thread_is_left(
-    sent: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    announce = Announce({}.get)
-    with monkeypatch.context() as full:
-        full.setattr(threading.Thread, "start", start)
-        announce(LeaseLost(queue="q", task="t", task_id="i", message_id="1"))
-    assert "sqs_backoff.no_thread_left" in caplog.text
-    announce(LeaseLost(queue="q", task="t", task_id="i", message_id="2"))
-    eventually(lambda: [message_id for _, _, message_id, _ in sent] == ["1", "2"])

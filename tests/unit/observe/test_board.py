@@ -97,12 +97,6 @@ def test_a_record_is_small_whatever_a_worker_calls() -> None:
     assert len(json.dumps(many.as_fields())) < 10_000
 
 
-def test_each_of_200_queues_is_in_the_record() -> None:
-    """Of the others ``sqs-status`` said that no worker of theirs had written."""
-    queues = {f"q{n}": QueueNow(running=n, oldest_sent_at=0.0) for n in range(200)}
-    assert WorkerNow.from_fields(WorkerNow(queues=queues).as_fields()).queues == queues
-
-
 def test_a_provider_that_is_down_is_not_cut_off_behind_many_that_are_well() -> None:
     """With a key each tenant's gate is one, those that were not seen for longest first."""
     tenants = [

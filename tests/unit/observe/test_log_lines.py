@@ -121,17 +121,11 @@ def test_what_a_sender_has_named_cannot_forge_a_line(caplog: pytest.LogCaptureFi
     assert "\n" not in caplog.records[0].getMessage()
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        SettlementRefused(queue="q", action="delete messages", code="AccessDenied"),
-    ],
-    ids=lambda event: type(event).__name__,
-)
 def test_what_a_person_has_to_repair_is_said_once_per_queue(
-    event: Any, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     lines = LogLines()
+    event = SettlementRefused(queue="q", action="delete messages", code="AccessDenied")
     for _ in range(3):
         lines(event)
     assert len(caplog.records) == 1

@@ -163,30 +163,6 @@ FIRES: dict[str, tuple[dict[str, str], int, dict[str, str]]] = {
 
 #: The same for alerts that have a case above.
 ALSO_FIRES: list[tuple[str, dict[str, str], int, dict[str, str]]] = [
-    (  # a deploy without a task: its messages are given up, and none of them runs
-        "SqsBackoffManyDeadLetters",
-        {
-            f'sqs_backoff_dead_letters_total{{{Q},task="unknown",reason="not understood"}}': (
-                "0+9x40"
-            ),
-            f'sqs_backoff_runs_total{{{T},outcome="succeeded"}}': "0+900x40",
-        },
-        30,
-        {"queue": "mails", "task": "unknown"},
-    ),
-    *(  # the key of the dead-letter queue is disabled; the queue is gone
-        (
-            "SqsBackoffRefused",
-            {
-                f'sqs_backoff_call_failures_total{{{Q},action="SendMessageBatch",code="{code}"}}': (
-                    "0+1x30"
-                )
-            },
-            20,
-            {"queue": "mails", "action": "SendMessageBatch", "code": code},
-        )
-        for code in ("DisabledException", "KmsInvalidState", "QueueDoesNotExist")
-    ),
     (  # a bad deploy: the new workers have emptied the queue before they are scraped
         "SqsBackoffDeadLetters",
         {
