@@ -12,6 +12,8 @@ from typing import Any
 
 from ..sqs.dead_letter import (
     ATTRIBUTE_NAME,
+    REPLAY_ATTRIBUTE,
+    REPLAY_HEADER,
     DeadLetterRecord,
     entry_bytes,
     read_record,
@@ -20,7 +22,6 @@ from ..sqs.dead_letter import (
 )
 from ..sqs.envelope import Envelope, iso_time, read_envelope, with_headers
 from ..sqs.limits import MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
-from ..sqs.replay import REPLAY_ATTRIBUTE, REPLAY_HEADER
 from ..text import read_json_object
 
 #: The least life that ``extend`` gives an expired task.

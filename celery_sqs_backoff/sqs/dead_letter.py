@@ -1,4 +1,4 @@
-"""The dead-letter record that a given-up message carries, so that a person can judge it."""
+"""The record on a given-up message, so that a person can judge it, and the mark on its replay."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ _Key = TypeVar("_Key")
 
 #: The one message attribute that we add. It holds JSON.
 ATTRIBUTE_NAME = "celery-sqs-backoff"
+
+#: The message attribute that a replay adds. It outlives the next dead-lettering, by SQS or by us,
+#: both of which keep attributes that are not the dead-letter record.
+REPLAY_ATTRIBUTE = "celery-sqs-backoff-replay"
+
+#: Where it goes when the message has ten attributes of its own.
+REPLAY_HEADER = "sqs_backoff_replay"
+
+#: Longest mark that is read, because its sender may have written anything.
+_MAX_MARK_CHARACTERS = 1_000
 
 #: Characters of names and ids in a record; most come from the message, so from its sender.
 _MAX_NAME_CHARACTERS = 500
@@ -98,6 +108,18 @@ def read_record(message: Mapping[str, Any]) -> DeadLetterRecord | None:
         due_at=_time(found.get("due_at")),
         version=_count(found.get("version")),
     )
+
+
+def replay_of(message: Mapping[str, Any]) -> str | None:
+    """Return the ``traceparent`` of the run that failed, which a replayed message names.
+
+    Args:
+        message: as ReceiveMessage returned it.
+    """
+    mark = ((message.get("MessageAttributes") or {}).get(REPLAY_ATTRIBUTE) or {}).get("StringValue")
+    is_ours = isinstance(mark, str) and len(mark) <= _MAX_MARK_CHARACTERS
+    trace = (read_json_object(mark) or {}).get("trace") if is_ours else None
+    return trace if isinstance(trace, str) else None
 
 
 def with_record(

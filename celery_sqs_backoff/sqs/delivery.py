@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from uuid import NAMESPACE_OID, uuid5
 
-from .eta import deferrals
-from .replay import replay_of
+from .dead_letter import replay_of
+from .limits import MAX_DELAY_SECONDS, MAX_VISIBILITY_TIMEOUT_SECONDS
+
+#: A message that is not due is hidden for so long at the most, which costs a receive each time. The
+#: rest of SQS's 12 hours is for clocks and slow calls.
+_HOP_SECONDS: Final = MAX_VISIBILITY_TIMEOUT_SECONDS - 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +83,13 @@ class Delivery:
         attributes = message.get("Attributes") or {}
         sent_at = _seconds(attributes.get("SentTimestamp"))
         first_at = _seconds(attributes.get("ApproximateFirstReceiveTimestamp"))
-        waits = 0
-        if eta is not None:
-            waits = deferrals(
-                eta, sent_at=sent_at, held_seconds=held_seconds, first_received_at=first_at
-            )
+        waits, began_at = 0, first_at
+        if began_at is None and sent_at is not None:
+            # Where SQS does not say, it is taken to have delayed the message for as long as it can,
+            # which it does not on a FIFO queue, nor for a sender that did not ask.
+            began_at = sent_at + MAX_DELAY_SECONDS
+        if eta is not None and began_at is not None:
+            waits = max(0, math.ceil((eta - began_at - held_seconds) / _HOP_SECONDS))
         return cls(
             message_id=message["MessageId"],
             receive_count=int(attributes.get("ApproximateReceiveCount", 1)),

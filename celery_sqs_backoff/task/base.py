@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
@@ -28,7 +29,7 @@ from ..retry.options import (
 )
 from ..retry.outcomes import Classifier
 from ..retry.policies import FullJitter, Policy
-from ..sqs.eta import delay_seconds
+from ..sqs.limits import MAX_DELAY_SECONDS
 from . import retries
 from .extension import Extension
 from .handover import run_of
@@ -247,9 +248,10 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         queue = route.get("queue")
         if str(getattr(queue, "name", queue)).endswith(".fifo"):
             return 0
-        return delay_seconds(
+        seconds: float = (
             retries.seconds_until(eta, self, time.time()) if countdown is None else countdown
         )
+        return max(0, min(MAX_DELAY_SECONDS, math.floor(seconds)))
 
 
 def _is_set_by_user(cls: type[BackoffTask], name: str) -> bool:

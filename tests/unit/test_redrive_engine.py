@@ -35,9 +35,8 @@ from celery_sqs_backoff.redrive.halt import Halt
 from celery_sqs_backoff.redrive.ledger import Ledger
 from celery_sqs_backoff.redrive.message import DlqMessage
 from celery_sqs_backoff.redrive.sweep import Sweep
-from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
+from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME, REPLAY_ATTRIBUTE
 from celery_sqs_backoff.sqs.envelope import iso_time
-from celery_sqs_backoff.sqs.replay import REPLAY_ATTRIBUTE
 from tests.integration.redrive_stage import task
 from tests.support.fake_sqs import Clock, Fault
 from tests.support.processes import eventually

@@ -12,6 +12,7 @@ from celery_sqs_backoff.redrive.options import RedriveOptions
 from celery_sqs_backoff.sqs import visibility
 from celery_sqs_backoff.sqs.dead_letter import (
     ATTRIBUTE_NAME,
+    REPLAY_ATTRIBUTE,
     DeadLetterRecord,
     batches,
     entry_bytes,
@@ -19,7 +20,6 @@ from celery_sqs_backoff.sqs.dead_letter import (
 )
 from celery_sqs_backoff.sqs.envelope import read_envelope
 from celery_sqs_backoff.sqs.limits import MAX_MESSAGE_BYTES
-from celery_sqs_backoff.sqs.replay import REPLAY_ATTRIBUTE
 
 TEXT = {"DataType": "String", "StringValue": "x"}
 OWN = {

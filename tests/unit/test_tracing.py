@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.retry.decision import DeadLetter, End, Hide, RunEnd
 from celery_sqs_backoff.retry.outcomes import Outcome
+from celery_sqs_backoff.sqs.dead_letter import REPLAY_ATTRIBUTE, replay_of
 from celery_sqs_backoff.sqs.delivery import Delivery
-from celery_sqs_backoff.sqs.replay import REPLAY_ATTRIBUTE, replay_of
 from celery_sqs_backoff.task.tracing import note_end
 
 TRACE = f"00-{7:032x}-{8:016x}-01"
