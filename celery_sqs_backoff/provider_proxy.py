@@ -202,35 +202,6 @@ def _forward(upstream: SplitResult, request: ProviderRequest) -> tuple[bool, _An
         connection.close()
 
 
-class _ProxyServer(ThreadingHTTPServer):
-    proxy: ProviderProxy
-
-
-class _ProxyHandler(BaseHTTPRequestHandler):
-    server: _ProxyServer
-
-    def handle_any(self) -> None:
-        sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        request = ProviderRequest(self.command, self.path, self.headers, sent)
-        answer = self.server.proxy._answer_to(request)
-        if answer is None:
-            return
-        status, headers, body = answer
-        self.send_response_only(status)
-        for name, value in headers:
-            self.send_header(name, value)
-        if status not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(b"" if self.command == "HEAD" else body)
-
-    # http.server calls these names.
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = handle_any  # noqa: N815
-
-    def log_message(self, *args: object) -> None:
-        """Drop the log line, because requests are the user's data."""
-
-
 @contextmanager
 def running_provider_proxy(upstream: str) -> Iterator[ProviderProxy]:
     """Run a proxy on a free port of 127.0.0.1, in threads of this process, until the block ends.
@@ -245,8 +216,30 @@ def running_provider_proxy(upstream: str) -> Iterator[ProviderProxy]:
     split = urlsplit(upstream)
     if split.scheme not in ("http", "https") or not split.netloc:
         raise ValueError(f"invalid upstream {upstream!r}: expected an http or https URL")
-    server = _ProxyServer(("127.0.0.1", 0), _ProxyHandler)
-    proxy = server.proxy = ProviderProxy(f"http://127.0.0.1:{server.server_port}", split)
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle_any(self) -> None:
+            sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            request = ProviderRequest(self.command, self.path, self.headers, sent)
+            if (answer := proxy._answer_to(request)) is None:
+                return
+            status, headers, body = answer
+            self.send_response_only(status)
+            for name, value in headers:
+                self.send_header(name, value)
+            if status not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
+                self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(b"" if self.command == "HEAD" else body)
+
+        # http.server calls these names.
+        do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = handle_any  # noqa: N815
+
+        def log_message(self, *args: object) -> None:
+            """Drop the log line, because requests are the user's data."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    proxy = ProviderProxy(f"http://127.0.0.1:{server.server_port}", split)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:

@@ -41,8 +41,12 @@ def printable(value: object, limit: int = _NAME_CHARACTERS) -> str:
         limit: characters of the result, the dots that mark a cut not counted. Default 200.
     """
     if isinstance(value, str):
-        escaped = "".join(c if c.isprintable() else _escape(c) for c in value[:limit])
-        return escaped if len(escaped) == len(value) else _cut(escaped, value, limit)
+        escaped = "".join(
+            c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
+            for c in value[:limit]
+        )
+        is_whole = len(value) <= limit and len(escaped) <= limit
+        return escaped if is_whole else f"{escaped[:limit]}..."
     if value is None or isinstance(value, bool | float):
         return repr(value)
     if type(value) is int and value.bit_length() <= _MAX_BITS:
@@ -112,12 +116,3 @@ def nests_too_deep(value: object) -> bool:
 
 def _parse_int(digits: str) -> int | float:
     return int(digits) if len(digits) <= _MAX_DIGITS else math.inf
-
-
-def _cut(escaped: str, value: str, limit: int) -> str:
-    is_whole = len(value) <= limit and len(escaped) <= limit
-    return escaped if is_whole else f"{escaped[:limit]}..."
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")

@@ -12,7 +12,7 @@ from concurrent.futures import TimeoutError as NotInTime
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ def call_in_time(call: Callable[[], T], *, seconds: float) -> Future[T] | None:
         caller = _Caller()
         if start_daemon("sqs-call", caller.run) is None:
             return None
-    caller.begin(future, call)
+    caller.work.put((future, call))
     with suppress(NotInTime):
         future.exception(seconds)
     return future
@@ -100,15 +100,12 @@ class _Caller:
     """
 
     def __init__(self) -> None:
-        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
-
-    def begin(self, future: Future[T], call: Callable[[], T]) -> None:
-        """Make the call in this thread, which must be new or idle."""
-        self._work.put(partial(_carry_out, future, call, self))
+        #: Calls to make in this thread, which must be new or idle.
+        self.work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
 
     def run(self) -> None:
         while True:
-            self._work.get()()  # without a name that would keep a large answer alive
+            _carry_out(*self.work.get(), self)  # without a name that keeps a large answer alive
 
 
 #: Threads without work. A fork starts without them, because it does not copy threads.
