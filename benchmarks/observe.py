@@ -19,10 +19,9 @@ from typing import Any
 import click
 
 from celery_sqs_backoff.observe.announce import Announce
-from celery_sqs_backoff.observe.events import Polled, RunEnded, Settled, WorkerEvent
+from celery_sqs_backoff.observe.events import Events, Polled, RunEnded, Settled, WorkerEvent
 from celery_sqs_backoff.observe.log_lines import LogLines
 from celery_sqs_backoff.observe.metrics import Metrics
-from celery_sqs_backoff.observe.stream import Events
 from celery_sqs_backoff.observe.waiting import Waiting
 
 from .measure import Setup, bench, cpu_seconds

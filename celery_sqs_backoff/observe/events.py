@@ -1,4 +1,4 @@
-"""The events of a worker. Log lines, signals, metrics and status are folds over them.
+"""The events of a worker. Log lines, signals, metrics and status are folds over their stream.
 
 A worker emits them in its main process, from any of its threads. They hold names, numbers and
 reasons, never arguments, bodies or texts of exceptions. To add one, write its class here, emit it
@@ -7,8 +7,14 @@ where it happens, and give it a row in ``log_lines.LINES`` or ``metrics.INSTRUME
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
+
+from ..text import error_site
+
+logger = logging.getLogger(__name__)
 
 #: The name of each task that is not registered, because senders can make up any number of names.
 UNKNOWN_TASK: Final = "unknown"
@@ -303,3 +309,35 @@ class ProviderRecovered(OfProvider):
 
     name, state = "provider_recovered", "ok"
     recalled: int
+
+
+class Events:
+    """Hands each event to every listener, in the thread that emits it.
+
+    A listener must return quickly. If it raises, that is logged once per listener, and the
+    other listeners are still called.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Callable[[WorkerEvent], object], ...] = ()
+        self._broken: set[int] = set()
+
+    def subscribe(self, listener: Callable[[WorkerEvent], object]) -> Callable[[], None]:
+        """Call ``listener`` with every event. Return a function that removes it."""
+        self._listeners = (*self._listeners, listener)
+
+        def unsubscribe() -> None:
+            self._listeners = tuple(other for other in self._listeners if other is not listener)
+
+        return unsubscribe
+
+    def emit(self, event: WorkerEvent) -> None:
+        """Hand an event to all listeners. Never raises."""
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception as exc:  # noqa: BLE001
+                # A broken observer must not hold up the message that it observes.
+                if id(listener) not in self._broken:
+                    self._broken.add(id(listener))
+                    logger.error("sqs_backoff.listener_failed: %s: %s", event.name, error_site(exc))

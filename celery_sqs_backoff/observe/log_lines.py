@@ -15,7 +15,6 @@ from celery.utils.log import get_logger
 from ..retry.outcomes import Outcome
 from ..text import printable
 from . import events as of
-from .stream import Events
 
 logger = get_logger(__name__)
 
@@ -65,15 +64,15 @@ LINES: Final[Mapping[type[of.WorkerEvent], tuple[int, str]]] = {
 }
 
 
-def make_logged_events() -> Events:
+def make_logged_events() -> of.Events:
     """Return a stream that is logged."""
-    events = Events()
+    events = of.Events()
     events.subscribe(LogLines())
     return events
 
 
 class LogLines:
-    """Writes the lines: a listener of :class:`.stream.Events`."""
+    """Writes the lines: a listener of :class:`.events.Events`."""
 
     def __init__(self) -> None:
         self._refused: set[of.WorkerEvent] = set()

@@ -129,7 +129,7 @@ for _one in INSTRUMENTS:
 
 
 class Metrics:
-    """A listener of :class:`.stream.Events`, and a collector of ``prometheus_client``.
+    """A listener of :class:`.events.Events`, and a collector of ``prometheus_client``.
 
     It is safe in any thread.
 

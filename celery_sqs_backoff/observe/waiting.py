@@ -41,7 +41,7 @@ class Waiting:
         self._dead_letters: dict[str, Counter[str]] = defaultdict(Counter)
 
     def __call__(self, event: WorkerEvent) -> None:
-        """Enter an event. This is a listener of :class:`.stream.Events`."""
+        """Enter an event. This is a listener of :class:`.events.Events`."""
         if isinstance(event, MessageHidden):
             with self._lock:
                 if (now := self._clock()) >= self._pruned_at + _PRUNE_SECONDS:

@@ -16,9 +16,8 @@ import pytest
 from celery import Celery
 
 from celery_sqs_backoff.observe.board import QueueNow
-from celery_sqs_backoff.observe.events import MessageHidden
+from celery_sqs_backoff.observe.events import Events, MessageHidden
 from celery_sqs_backoff.observe.health import Pulse
-from celery_sqs_backoff.observe.stream import Events
 from celery_sqs_backoff.worker import observation as module
 from celery_sqs_backoff.worker.observation import Observation
 from tests.support.processes import eventually

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from celery_sqs_backoff.observe.events import Events
 from celery_sqs_backoff.observe.health import Pulse
-from celery_sqs_backoff.observe.stream import Events
 from celery_sqs_backoff.sqs.calls import Received
 from celery_sqs_backoff.worker import poller as module
 from celery_sqs_backoff.worker import window as window_module

@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from celery_sqs_backoff.observe.events import HeldTooLong, Polled
-from celery_sqs_backoff.observe.stream import Events
+from celery_sqs_backoff.observe.events import Events, HeldTooLong, Polled
 
 
 def test_each_listener_gets_each_event_until_it_unsubscribes() -> None:
