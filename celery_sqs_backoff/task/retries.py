@@ -62,9 +62,9 @@ def retry(
         countdown = draw_retry_delay(task, delivery)
     delay = seconds_until(eta, task, now) if countdown is None else countdown
 
-    is_hidden = throw and delivery is not None and not _is_changed(request, args, kwargs, options)
-    seconds = visibility_delay(delay, delivery, now=now) if is_hidden else 0
-    is_hidden = is_hidden and delay <= seconds
+    can_hide = throw and delivery is not None and not _is_changed(request, args, kwargs, options)
+    seconds = visibility_delay(delay, delivery, now=now) if can_hide else 0
+    is_hidden = can_hide and delay <= seconds
     reason = GiveUpReason.MAX_RETRIES if limit is not None and retries >= limit else None
     if reason is None and is_hidden:
         reason = find_reason(
