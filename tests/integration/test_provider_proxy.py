@@ -16,8 +16,6 @@ import pytest
 import requests
 import trustme
 
-from celery_sqs_backoff import Schedule, SQSBackoffTask
-from celery_sqs_backoff.classifiers import requests_errors
 from celery_sqs_backoff.provider_proxy import (
     ProviderProxy,
     ProviderRequest,
@@ -208,34 +206,6 @@ def test_bodies_and_headers_are_not_in_a_repr(proxy: ProviderProxy) -> None:
 def test_nonsense_is_refused_by_name(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_a_payment_whose_answer_is_lost_twice_is_charged_once(
-    proxy: ProviderProxy, payments: Payments, sqs_celery_app: Celery, sqs_worker: Any
-) -> None:
-    """The amount of 666 is the tester's; the id is the same on every attempt."""
-    proxy.inject(
-        drop_answer(when=lambda request: request.json()["amount"] == 666, times=2, per=key)
-    )
-
-    @sqs_celery_app.task(
-        base=SQSBackoffTask,
-        bind=True,
-        backoff=Schedule([1]),
-        classify=requests_errors(idempotent=True),
-    )
-    def charge(self: Any, amount: int) -> str:
-        answer = pay(proxy, self.request.id, amount)
-        answer.raise_for_status()
-        return str(answer.json()["charged"])
-
-    with sqs_worker():
-        unlucky, lucky = charge.delay(666), charge.delay(10)
-        assert unlucky.get(timeout=20) == unlucky.id
-        assert lucky.get(timeout=20) == lucky.id
-
-    assert payments.calls == {unlucky.id: 3, lucky.id: 1}
-    assert payments.charged == {unlucky.id: 666, lucky.id: 10}
 
 
 def test_the_example_of_the_documentation_works(

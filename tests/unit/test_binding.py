@@ -43,22 +43,18 @@ def define(app, **options):
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_settings_that_bypass_budgets_are_overruled(caplog, name):
-    app = an_app()
-    task = define(app, **{name: not SETTINGS[name]})
-    assert getattr(task, name) is SETTINGS[name]
-    assert f"sqs_backoff.setting_ignored: {name}={not SETTINGS[name]} (task mail" in caplog.text
-
-
-def test_a_setting_of_the_app_is_overruled_and_said_once(caplog):
+    """An app's setting, or a task's, is overruled, and said once."""
     app = an_app(task_reject_on_worker_lost=True)
 
     def run():
         """Do nothing."""
 
-    for name in ("one", "two"):
-        task = app.task(base=SQSBackoffTask, name=name, lazy=False, shared=False)(run)
-        assert task.reject_on_worker_lost is False
-    assert caplog.text.count("sqs_backoff.setting_ignored: reject_on_worker_lost") == 1
+    for each in ("one", "two"):
+        options = {"name": each, name: not SETTINGS[name], "lazy": False, "shared": False}
+        task = app.task(base=SQSBackoffTask, **options)(run)
+        assert (getattr(task, name), task.reject_on_worker_lost) == (SETTINGS[name], False)
+    said = f"sqs_backoff.setting_ignored: {name}={not SETTINGS[name]} (task one"
+    assert caplog.text.count(said) == caplog.text.count(f"setting_ignored: {name}=") == 1
 
 
 def test_on_another_broker_they_are_the_users(caplog):
@@ -166,12 +162,6 @@ def test_a_foreign_setting_that_cannot_work_is_refused(foreign):
     app.conf.sqs_backoff = {"foreign": foreign}
     with pytest.raises(ImproperlyConfigured, match="invalid foreign"):
         define(app)
-
-
-def test_a_foreign_setting_is_the_apps_alone():
-    app = an_app()
-    app.conf.sqs_backoff = {"foreign": {"uploads": "shop.from_s3", "events": print}}
-    assert not hasattr(define(app).backoff_options, "foreign")
 
 
 def test_every_end_is_documented():

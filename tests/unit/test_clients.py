@@ -208,23 +208,6 @@ def test_a_role_s_token_is_renewed_before_it_expires(monkeypatch: pytest.MonkeyP
     assert access_key(client) == "r-2"
 
 
-def test_a_token_that_cannot_be_renewed_is_used_until_it_expires(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sts = Sts(monkeypatch)
-    client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
-    sts.fails = True
-    sts.age(client, 700)
-    assert access_key(client) == "r-1"
-    sts.age(client, 190)
-    assert access_key(client) == "r-1"
-    sts.age(client, 20)
-    with pytest.raises(OSError, match="away"):
-        access_key(client)
-    sts.fails = False
-    assert access_key(client) == "r-2"
-
-
 def test_a_role_whose_token_hangs_holds_up_no_call_while_the_old_one_is_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

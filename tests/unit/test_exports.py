@@ -80,11 +80,6 @@ assert callable(redrive) and callable(peek), redrive
     assert done.returncode == 0, done.stderr
 
 
-def test_each_name_is_documented():
-    names = celery_sqs_backoff.__all__
-    assert [name for name in names if not getattr(celery_sqs_backoff, name).__doc__] == []
-
-
 def test_pure_modules():
     """Pure modules import neither Celery, nor boto3, nor Django."""
     done = import_without(PURE, "celery", "kombu", "billiard", "boto3", "botocore", "django")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -23,11 +22,6 @@ def finder(queues: dict[str, dict[str, Any]], **options: Any) -> QueueFinder:
     return QueueFinder(
         Connection("sqs://key:secret@127.0.0.1:9//", transport_options=options).channel()
     )
-
-
-def access_key(calls: Calls | Failure) -> str:
-    client: Any = calls._client()  # type: ignore[union-attr]
-    return str(client._request_signer._credentials.access_key)
 
 
 @pytest.mark.parametrize(
@@ -65,27 +59,3 @@ def test_a_queue_is_looked_for_as_kombu_does() -> None:
     missing = found.find("prod-mails-eu")
     assert isinstance(missing, Failure)
     assert missing.code == NOT_PREDEFINED
-
-
-def test_a_predefined_queue_is_called_with_its_own_role_or_keys(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """kombu knows no such role: the doctor would report what another identity may do."""
-    assumed: list[str] = []
-
-    def token(channel: object, role: str, seconds: int) -> dict[str, Any]:
-        assumed.append(role)
-        return {
-            "AccessKeyId": f"key of {role}",
-            "SecretAccessKey": "s",
-            "SessionToken": "t",
-            "Expiration": datetime(2099, 1, 1, tzinfo=timezone.utc),
-        }
-
-    monkeypatch.setattr(Channel, "generate_sts_session_token", token)
-    own = {"access_key_id": "own key"}
-    queues = {"a": {"sts_role_arn": "ra"}, "a2": {"sts_role_arn": "ra"}, "b": own, "c": {}}
-    found = finder(queues)
-    keys = [access_key(found.find(name)) for name in ("c", "a", "a2", "b")]
-    assert keys == ["key", "key of ra", "key of ra", "own key"]
-    assert assumed == ["ra"]

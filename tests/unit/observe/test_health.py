@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -186,24 +185,11 @@ def test_the_http_form(url: str, clock: Clock) -> None:
         urllib.request.urlopen(f"{url}/", timeout=5)
 
 
-@pytest.mark.parametrize("host", ["::1", "localhost"])
-def test_the_port_is_served_on_other_addresses_too(pulse: Pulse, host: str) -> None:
-    if host == "::1" and not _has_ipv6():
-        pytest.skip("this machine has no IPv6")
-    server = serve(host, 0, metrics=lambda: (b"a 1\n", "text/plain"), faults=pulse.faults)
+def test_the_port_is_served_on_a_host_by_name(pulse: Pulse) -> None:
+    server = serve("localhost", 0, metrics=lambda: (b"a 1\n", "text/plain"), faults=pulse.faults)
     try:
-        name = f"[{host}]" if ":" in host else host
-        page = urllib.request.urlopen(f"http://{name}:{server.server_port}/metrics", timeout=5)
+        page = urllib.request.urlopen(f"http://localhost:{server.server_port}/metrics", timeout=5)
         assert page.read() == b"a 1\n"
     finally:
         server.shutdown()
         server.server_close()
-
-
-def _has_ipv6() -> bool:
-    with socket.socket(socket.AF_INET6) as probe:
-        try:
-            probe.bind(("::1", 0))
-        except OSError:
-            return False
-        return True

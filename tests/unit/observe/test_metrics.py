@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client import CollectorRegistry
 
 from celery_sqs_backoff.observe.board import ProviderNow
 from celery_sqs_backoff.observe.events import (
@@ -226,15 +225,3 @@ def test_the_multiprocess_mode_of_others_is_none_of_ours(tmp_path: Path) -> None
     )
     assert (found.stdout, found.stderr) == ("7\n", "")
     assert not gone.exists()
-
-
-def test_a_page_is_what_prometheus_reads(metrics: Metrics, registry: CollectorRegistry) -> None:
-    task = 'a"b\\c\nd é'
-    for _ in range(4):
-        metrics(RunEnded(**OF_TASK | {"task": task}, outcome="succeeded", attempt=1))
-    families = {
-        f.name: f for f in text_string_to_metric_families(generate_latest(registry).decode())
-    }
-    runs = families["sqs_backoff_runs"]
-    assert runs.type == "counter"
-    assert [(s.labels["task"], s.value) for s in runs.samples] == [(task, 4)]
