@@ -93,6 +93,22 @@ class _Pair:
     made_at: float
 
 
+class _Account:
+    """One set of credentials in a Region, and the clients for it.
+
+    Attributes:
+        making: makes the clients, once for all threads that wait for them.
+        pair: the clients; ``None`` before they are made, and after SQS has refused them.
+        was_refused: the client that kombu keeps has credentials that SQS refuses.
+    """
+
+    pair: _Pair | None = None
+    was_refused = False
+
+    def __init__(self, make: Callable[[_Account], _Pair]) -> None:
+        self.making: SharedCall[_Pair] = SharedCall(partial(make, self))
+
+
 class Clients:
     """The clients for a worker's queues, with the credentials, region and endpoint of kombu's.
 
@@ -100,7 +116,7 @@ class Clients:
     subclass's ``new_sqs_client`` is heeded; with ``sts_role_arn`` (in the transport options, or on
     a predefined queue) they refresh themselves before they expire. Safe to use from any thread. If
     the token of a role cannot be fetched, only the queues of that role wait, and each call for
-    10 seconds at the most.
+    30 seconds at the most.
 
     Arguments:
         attempts: how often a call other than a receive is tried.
@@ -110,11 +126,9 @@ class Clients:
         self._config = _SETTLING.merge(Config(retries={"total_max_attempts": attempts}))
         self._lock = threading.RLock()
         self._channel: Any = None
-        self._pairs: dict[tuple[Any, ...], _Pair] = {}
-        self._making: dict[tuple[Any, ...], SharedCall[_Pair]] = {}
-        self._key_of: dict[str, tuple[Any, ...]] = {}
+        self._accounts: dict[tuple[Any, ...], _Account] = {}
+        self._account_of: dict[str, _Account] = {}
         self._settling: dict[str, Calls] = {}
-        self._refused: set[tuple[Any, ...]] = set()
 
     def attach(self, channel: Any) -> None:
         """Use kombu's channel, and stop it from making a session per predefined queue."""
@@ -141,38 +155,35 @@ class Clients:
         At most every 5 seconds. Never raises.
         """
         with self._lock:
-            key = self._key_of.get(url)
-            pair = self._pairs.get(key) if key is not None else None
-            if pair is not None and monotonic() - pair.made_at >= _REBUILD_SECONDS:
-                del self._pairs[key]  # type: ignore[arg-type]
-                self._refused.add(key)  # type: ignore[arg-type]
+            account = self._account_of.get(url)
+            pair = None if account is None else account.pair
+            if account and pair and monotonic() - pair.made_at >= _REBUILD_SECONDS:
+                account.pair, account.was_refused = None, True
 
     def _pair(self, url: str) -> _Pair:
         with self._lock:
-            key = self._key_of.get(url)
-            if key is None:
-                key = self._key_of[url] = _key(self._channel, url)
-            if (pair := self._pairs.get(key)) is not None:
-                return pair
-            making = self._making.get(key)
-            if making is None:
-                making = self._making[key] = SharedCall(partial(self._make, key))
-        return _wait_for_credentials(making)  # a role's token comes from STS
+            account = self._account_of.get(url)
+            if account is None:
+                key = _key(self._channel, url)
+                account = self._accounts.setdefault(key, _Account(partial(self._make, key)))
+                self._account_of[url] = account
+        # A role's token comes from STS.
+        return account.pair or _wait_for_credentials(account.making)
 
-    def _make(self, key: tuple[Any, ...]) -> _Pair:
-        if (pair := self._pairs.get(key)) is not None:
+    def _make(self, key: tuple[Any, ...], account: _Account) -> _Pair:
+        if (pair := account.pair) is not None:
             return pair
         region, access_key, secret_key, role = key
         channel, credentials, token = self._channel, None, None
         make = channel.new_sqs_client
-        if key in self._refused:
+        if account.was_refused:
             make = inspect.unwrap(make)
         with handshakes.one():
             if role is not None:
                 credentials = _role_credentials(_token_source(channel, role))
                 access_key, secret_key, token = credentials.get_frozen_credentials()[:3]
             kombu_client = make(region, access_key, secret_key, token)
-            pair = self._pairs[key] = _Pair(
+            account.pair = pair = _Pair(
                 polling=_copy(kombu_client, _POLLING, _POLLING_SECONDS, credentials),
                 settling=_copy(kombu_client, self._config, _SETTLING_SECONDS, credentials),
                 made_at=monotonic(),
