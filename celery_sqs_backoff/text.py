@@ -41,12 +41,13 @@ def printable(value: object, limit: int = _NAME_CHARACTERS) -> str:
         limit: characters of the result, the dots that mark a cut not counted. Default 200.
     """
     if isinstance(value, str):
+        if len(value) <= limit and value.isprintable():
+            return value
         escaped = "".join(
             c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
             for c in value[:limit]
         )
-        is_whole = len(value) <= limit and len(escaped) <= limit
-        return escaped if is_whole else f"{escaped[:limit]}..."
+        return escaped if max(len(value), len(escaped)) <= limit else f"{escaped[:limit]}..."
     if value is None or isinstance(value, bool | float):
         return repr(value)
     if type(value) is int and value.bit_length() <= _MAX_BITS:
