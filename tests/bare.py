@@ -24,8 +24,8 @@ OF_AN_EXTRA = ("celery_sqs_backoff.contrib.django.", "celery_sqs_backoff.testing
 #: A use of each extra, in a process of its own.
 USES = {
     "testing": "import celery_sqs_backoff.testing",
-    "redis": "from celery_sqs_backoff.store.urls import open_store; open_store('redis://h')",
-    "django": "from celery_sqs_backoff.store.urls import open_store; open_store('django')",
+    "redis": "from celery_sqs_backoff.store.settings import open_store; open_store('redis://h')",
+    "django": "from celery_sqs_backoff.store.settings import open_store; open_store('django')",
     "plot": "from pathlib import Path; from celery_sqs_backoff.simulate.results import plot;"
     " plot([], '', Path('outage.svg'))",
 }

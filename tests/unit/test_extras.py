@@ -10,6 +10,7 @@ from celery.exceptions import ImproperlyConfigured
 import celery_sqs_backoff
 from celery_sqs_backoff.simulate.results import plot
 from celery_sqs_backoff.store.settings import open_store
+from tests import bare, release
 
 ROOT = Path(celery_sqs_backoff.__file__).parent
 
@@ -61,3 +62,11 @@ def test_a_missing_library_is_said_with_what_to_install(monkeypatch, library, ex
     with pytest.raises((ImproperlyConfigured, ValueError)) as caught:
         use()
     assert f"pip install 'celery-sqs-backoff[{extra}]'" in str(caught.value)
+
+
+@pytest.mark.parametrize("code", [*bare.USES.values(), *release.USES.values()])
+def test_names_of_release_check(code):
+    """The programs that try the wheel with each extra, and without, import names that exist."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            exec(compile(ast.Module([node], []), "<uses>", "exec"), {})
