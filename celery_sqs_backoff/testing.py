@@ -60,7 +60,6 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import boto3
-import pytest
 from botocore.config import Config
 from celery import Celery
 from celery.contrib.testing.app import setup_default_app
@@ -70,6 +69,13 @@ from kombu.transport.SQS import Channel
 
 from .provider_proxy import ProviderProxy, running_provider_proxy
 from .store.memory import MemoryStore
+
+_INSTALL = "celery_sqs_backoff.testing needs {}: pip install 'celery-sqs-backoff[testing]'"
+
+try:
+    import pytest
+except ImportError as exc:
+    raise ImportError(_INSTALL.format("pytest")) from exc
 
 if TYPE_CHECKING:
     from celery.worker import WorkController
@@ -285,8 +291,10 @@ def sqs_server() -> Iterator[str]:
 
     The whole session shares it. Each test has queues of its own.
     """
-    from moto.server import ThreadedMotoServer  # here, as a test without SQS does not wait for it
-
+    try:  # here, as a test without SQS does not wait for it
+        from moto.server import ThreadedMotoServer
+    except ImportError as exc:
+        raise ImportError(_INSTALL.format("moto")) from exc
     requests_log = logging.getLogger("werkzeug")
     level = requests_log.level
     requests_log.setLevel(logging.WARNING)  # a line for each request would bury a test's own log

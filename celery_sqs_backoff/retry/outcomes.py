@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from .policies import to_seconds
 
@@ -100,6 +100,15 @@ class ExplicitOutcome(Exception):
     @property
     def verdict(self) -> Verdict:
         raise NotImplementedError
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # pickle calls an exception's class with ``args``, which fails for a subclass with another
+        # constructor. This exception leaves its pool process pickled.
+        return _unpickle, (type(self), self.args), self.__dict__
+
+
+def _unpickle(cls: type[ExplicitOutcome], args: tuple[Any, ...]) -> ExplicitOutcome:
+    return cls.__new__(cls, *args)
 
 
 class Retryable(ExplicitOutcome):

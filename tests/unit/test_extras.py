@@ -1,6 +1,7 @@
 """What the package needs beside its requirements: an extra that a sentence names."""
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -62,6 +63,12 @@ def test_a_missing_library_is_said_with_what_to_install(monkeypatch, library, ex
     with pytest.raises((ImproperlyConfigured, ValueError)) as caught:
         use()
     assert f"pip install 'celery-sqs-backoff[{extra}]'" in str(caught.value)
+
+
+def test_the_fixtures_need_pytest():
+    code = "import sys; sys.modules['pytest'] = None; import celery_sqs_backoff.testing"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pip install 'celery-sqs-backoff[testing]'" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("code", [*bare.USES.values(), *release.USES.values()])

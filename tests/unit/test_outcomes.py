@@ -242,6 +242,24 @@ class ThatForgetsItsBase(Retryable):
 
 
 @pytest.mark.parametrize(
+    "exc",
+    [
+        Retryable("later", retry_after=timedelta(minutes=1)),
+        NonRetryable("never", not_processed=True),
+        WithItsOwnArguments(401, field="key"),
+        ThatForgetsItsBase(),
+    ],
+    ids=repr,
+)
+def test_an_exception_survives_pickling_with_its_attributes(exc: Any) -> None:
+    """It leaves the pool process, and enters a result backend, pickled."""
+    back = pickle.loads(pickle.dumps(exc))
+    assert type(back) is type(exc)
+    assert (back.args, vars(back), str(back)) == (exc.args, vars(exc), str(exc))
+    assert back.verdict == exc.verdict
+
+
+@pytest.mark.parametrize(
     ("exc", "expected"),
     [
         (Retryable("later"), RETRYABLE),
