@@ -92,15 +92,6 @@ def test_peek_shows_arguments_only_when_asked(stage, run):
     assert "application/x-python-serialize" in result.stdout
 
 
-def test_peek_lists_one_message_per_line_whatever_its_error_says(stage, run):
-    error = record(
-        exception_type="E", exception_message="two\nlines, and \x1b[2J a terminal's orders"
-    )
-    stage.fill(task(), MessageAttributes=error)
-    result = run("sqs-peek", stage.dlq.name, "--messages")
-    assert "two\\nlines, and \\x1b[2J" in result.stdout
-
-
 def test_peek_json_is_one_object(stage, run):
     stage.fill(task("mails.send"), task("sms.send"))
     result = run("sqs-peek", stage.dlq.name, "--json", "--task", "mails.*")
@@ -376,15 +367,6 @@ def test_a_result_that_cannot_be_printed_is_said_on_stderr(stage, tmp_path):
     assert "Traceback" not in said
 
 
-def test_ids_come_from_a_file(stage, run, tmp_path):
-    stage.fill(task("a", id="first"), task("b", id="second"), task("c", id="third"))
-    (tmp_path / "ids").write_text("first\nthird\n")
-    result = run("sqs-redrive", stage.dlq.name, "--yes", "--ids", str(tmp_path / "ids"))
-    assert result.exit_code == exit_codes.DONE
-    assert "sent 2" in result.stdout
-    assert "skipped 1" in result.stdout
-
-
 # At 3 a.m.
 
 
@@ -403,15 +385,6 @@ def test_unknown_outcomes_are_asked_for_by_a_question_of_their_own(stage, run):
     assert "2 may have been done already and stay" in unattended.stdout
     assert "--include-unknown" in unattended.stdout
     assert "2 of 2 sent." in run("sqs-redrive", stage.dlq.name, "--yes", "--include-unknown").stdout
-
-
-def test_nothing_that_matches_is_said_and_is_an_exit_code(stage, run):
-    stage.fill(task("mails.send"))
-    for command in (["sqs-redrive", "--yes"], ["sqs-redrive", "--dry-run"]):
-        result = run(*command, stage.dlq.name, "--task", "no.such")
-        assert result.exit_code == exit_codes.NOTHING_MATCHED
-    looked = run("sqs-peek", stage.dlq.name, "--task", "no.such")
-    assert (looked.exit_code, "No message matched" in looked.stderr) == (exit_codes.FOUND, True)
 
 
 def test_one_message_is_shown_whole(stage, run):
@@ -500,18 +473,3 @@ def test_nobody_is_asked_about_nothing(stage, run):
     unmatched = run("sqs-redrive", stage.dlq.name, "--task", "no.such", "--json")
     assert unmatched.exit_code == exit_codes.NOTHING_MATCHED
     assert json.loads(unmatched.stdout.splitlines()[-1])["ended"] == "done"
-
-
-def test_a_run_that_is_refused_after_its_look_ends_with_that_event(stage, run):
-    """Its look sees how old the messages are."""
-    stage.sqs.set_queue_attributes(
-        QueueUrl=stage.dlq.url, Attributes={"MessageRetentionPeriod": "7200"}
-    )
-    stage.fill_numbered(10)
-    result = run("sqs-redrive", stage.dlq.name, "--yes", "--rate", "1/h", "--json")
-    assert result.exit_code == exit_codes.USAGE
-    events = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [e["ended"] for e in events if e["event"] == "Finished"] == ["refused"]
-    assert events[-1]["event"] == "Finished"
-    assert "SQS will delete the oldest messages" in events[-1]["detail"]
-    assert sum(stage.bodies(stage.dlq).values()) == 10

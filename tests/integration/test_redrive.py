@@ -22,10 +22,6 @@ from celery_sqs_backoff.redrive import (
     peek,
     queues,
 )
-from celery_sqs_backoff.redrive import run as run_module
-from celery_sqs_backoff.redrive.events import (
-    MessagesSent,
-)
 from celery_sqs_backoff.sqs import clients, find_queue
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 from tests.support.fault_proxy import FaultProxy
@@ -35,11 +31,6 @@ from .redrive_stage import RedriveStage, record, task
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
-
-
-@pytest.fixture
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "MAX_THREADS", 1)
 
 
 @pytest.fixture
@@ -91,26 +82,6 @@ def test_queues_need_not_be_predefined(stage):
     assert stage.redrive(stage.queue.name).sent == 1
 
 
-def share_the_dead_letter_queue(stage, other):
-    policy = {"deadLetterTargetArn": stage.dlq.arn, "maxReceiveCount": "3"}
-    stage.sqs.set_queue_attributes(
-        QueueUrl=other.url, Attributes={"RedrivePolicy": json.dumps(policy)}
-    )
-
-
-def test_the_dead_letter_record_says_where_a_message_came_from(stage, make_queue, proxy):
-    """Of the queues that have this dead-letter queue."""
-    other = make_queue(dead_letter_queue=False)
-    share_the_dead_letter_queue(stage, other)
-    # A server that does not list a dead-letter queue's sources: the app's queues are asked.
-    stage.app.conf.update(local_sqs_settings(proxy.endpoint, stage.queue, other))
-    stage.fill("to other", MessageAttributes=record(origin=other.arn))
-    stage.fill("to main", MessageAttributes=record(origin=stage.queue.arn))
-    assert stage.redrive().sent == 2
-    assert stage.bodies(other) == Counter(["to other"])
-    assert stage.bodies(stage.queue) == Counter(["to main"])
-
-
 def test_a_destination_that_is_given_holds_for_all_messages(stage, make_queue, proxy):
     other = make_queue()
     stage.app.conf.update(local_sqs_settings(proxy.endpoint, stage.queue, other))
@@ -150,19 +121,6 @@ def test_an_sqs_that_accepts_connections_and_is_silent_is_said_soon(stage, monke
     assert calls == (1 if named else 2), "kombu itself connects twice"
 
 
-def test_a_dead_letter_queue_with_one_of_its_own_is_refused(stage, make_queue, sqs):
-    last = make_queue(dead_letter_queue=False)
-    policy = {"deadLetterTargetArn": last.arn, "maxReceiveCount": "3"}
-    sqs.set_queue_attributes(
-        QueueUrl=stage.dlq.url, Attributes={"RedrivePolicy": json.dumps(policy)}
-    )
-    stage.fill("hello")
-    with pytest.raises(RedriveRefused, match="has a dead-letter queue itself") as refused:
-        stage.redrive(stage.queue.name)
-    assert refused.value.overridable
-    assert stage.redrive(stage.queue.name, force=True).sent == 1
-
-
 # What a message keeps
 
 
@@ -184,16 +142,6 @@ def test_all_attributes_and_the_fair_queue_group_are_kept(stage):
     assert message["Attributes"].get("MessageGroupId") == "tenant-1"
 
 
-def test_messages_that_fill_a_call_are_sent_in_several(stage, proxy):
-    bodies = [str(n) * 200_000 for n in range(6)]
-    for body in bodies:
-        stage.fill(body)
-    proxy.reset()
-    assert stage.redrive().sent == 6
-    assert proxy.counts()["SendMessageBatch"].calls == 2
-    assert stage.bodies(stage.queue) == Counter(bodies)
-
-
 # Expired tasks
 
 
@@ -208,22 +156,7 @@ def test_expired_tasks(stage, expired, sent, skipped):
         assert expires > "2026"
 
 
-# How fast
-
-
-def test_the_rate_holds_in_every_second(stage, sqs):
-    stage.fill_numbered(90)
-    times: list[float] = []
-    stage.redrive(
-        rate="30/s",
-        on_event=lambda e: (
-            times.extend([time.monotonic()] * len(e.ids)) if isinstance(e, MessagesSent) else None
-        ),
-    )
-    # With some room for this machine's load; tests/unit/test_redrive_pace.py leaves none.
-    times.sort()
-    assert 89 / (times[-1] - times[0]) == pytest.approx(30, rel=0.1)
-    assert max(sum(1 for other in times if t <= other < t + 1) for t in times) <= 36
+# When
 
 
 def test_spread_gives_each_message_a_delay_of_its_own(stage, proxy):
@@ -261,21 +194,6 @@ def test_a_provider_that_is_down_keeps_the_redrive_from_starting(stage, proxy):
     assert (report.sent, report.remaining, report.ended) == (0, 5, Ended.GATE)
     assert "ReceiveMessage" not in proxy.counts()
     assert stage.events[-1].report == report  # scripts learn of it as of any other end
-
-
-# Holding
-
-
-def test_what_is_held_longer_than_its_time_is_renewed(stage, proxy, monkeypatch, one_thread):
-    """At 2/s ten messages are held for five seconds, longer than the four they are hidden for."""
-    monkeypatch.setattr(run_module, "HOLD_SECONDS", 4)
-    bodies = stage.fill_numbered(11)
-    report = stage.redrive(rate="2/s")
-    assert (report.sent, report.deleted) == (11, 11)
-    assert stage.bodies(stage.queue) == Counter(bodies)
-    counts = proxy.counts()
-    assert counts["ChangeMessageVisibilityBatch"].calls > 0
-    assert counts["ReceiveMessage"].messages == 11  # none came back meanwhile
 
 
 # FIFO
