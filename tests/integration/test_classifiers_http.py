@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
 import ssl
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -289,12 +287,6 @@ def test_retry_after_in_seconds_is_a_floor(call: Call, provider: HttpFaults, sta
     assert verdicts(call, raised(call, provider.url)) == (verdict, verdict)
 
 
-@every_library_with_status
-def test_the_reset_of_a_rate_limit_is_a_floor(call: Call, provider: HttpFaults) -> None:
-    provider.behave = answer(429, RateLimit_Reset="42")
-    assert ALL[call]()(raised(call, provider.url)) == Verdict(RETRYABLE, retry_after=42)
-
-
 # Redirects: the first server may have done the work already
 
 
@@ -567,19 +559,6 @@ def test_a_proxy_that_goes_silent_after_the_request_is_in_doubt(
     assert outcomes(call, exc) == (UNKNOWN, REPEATED)
 
 
-def test_a_timeout_of_somebody_else_is_not_ours() -> None:
-    def wait() -> None:
-        with silent() as address:
-            host, port = address.split(":")
-            with socket.create_connection((host, int(port)), timeout=0.01) as connection:
-                connection.recv(1)
-
-    exc = raised(wait)
-    assert isinstance(exc, TimeoutError)
-    for errors in (*ALL.values(), classifiers.known_errors):
-        assert errors(idempotent=True)(exc) is None
-
-
 @pytest.mark.parametrize(
     "behaviour", [reset, hang, garbage, answer(429), answer(503)], ids=lambda b: b.__name__
 )
@@ -598,8 +577,3 @@ def test_a_broken_body_of_our_own_is_not_processed(provider: HttpFaults) -> None
     assert isinstance(exc, requests.exceptions.InvalidJSONError)
     assert provider.seen == 0
     assert outcomes(by_requests, exc) == (NOT_PROCESSED, NOT_PROCESSED)
-
-
-def test_an_error_of_the_json_module_is_not_ours() -> None:
-    exc = raised(lambda: json.loads("{"))
-    assert classifiers.known_errors(idempotent=True)(exc) is None
