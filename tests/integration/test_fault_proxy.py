@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.request
-from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,11 +20,9 @@ from tests.support.fault_proxy import (
     drop_before,
     expired_token,
     failed_entries,
-    fault_proxy,
     throttled,
     unavailable,
 )
-from tests.support.http_faults import http_faults
 from tests.support.processes import eventually
 
 if TYPE_CHECKING:
@@ -84,24 +80,6 @@ def test_a_queue_url_with_another_host_does_not_lead_a_client_past_the_proxy(
     assert proxy.endpoint not in queue.url
     send(proxied_sqs, queue)
     assert proxy.counts()["SendMessageBatch"].calls == 1
-
-
-def test_two_headers_of_one_name_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """moto sends them; in Python's dev mode aiohttp refuses them, and the proxy answered 502."""
-
-    def as_moto_does(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(200)  # sends "Server"
-        handler.send_header("server", "amazon.com")
-        handler.send_header("Content-Length", "2")
-        handler.end_headers()
-        handler.wfile.write(b"{}")
-
-    monkeypatch.setenv("PYTHONDEVMODE", "1")
-    with http_faults() as server, fault_proxy(server.url.rstrip("/")) as proxy:
-        server.behave = as_moto_does
-        with urllib.request.urlopen(proxy.endpoint, data=b"{}", timeout=5) as answer:
-            assert answer.read() == b"{}"
-            assert answer.headers.get_all("Server") == ["amazon.com"]
 
 
 @pytest.mark.parametrize(
@@ -195,16 +173,6 @@ def test_an_unreachable_server_refuses_connections_and_comes_back_by_itself(
         return True
 
     eventually(is_back, timeout=5)
-
-
-def test_healing_makes_an_unreachable_server_reachable(
-    proxy: FaultProxy, proxied_sqs: SQSClient, queue: LocalQueue
-) -> None:
-    proxy.unreachable()
-    with pytest.raises(EndpointConnectionError):
-        send(proxied_sqs, queue)
-    proxy.heal()
-    send(proxied_sqs, queue)
 
 
 def test_a_probable_fault_falls_the_same_way_for_the_same_seed() -> None:

@@ -16,36 +16,23 @@ from tests.support.servers import ministack, moto
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="needs Linux's /proc")
 
 
-@pytest.mark.parametrize(
-    ("address", "family", "found"),
-    [
-        ("127.0.0.1", socket.AF_INET, False),
-        ("::1", socket.AF_INET6, False),
-        ("0.0.0.0", socket.AF_INET, True),
-        ("::", socket.AF_INET6, True),
-    ],
-)
-def test_a_listener_beyond_loopback_is_found(address, family, found):
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "0.0.0.0", "::"])
+def test_a_listener_beyond_loopback_is_found(address):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    found = address in ("0.0.0.0", "::")
     with socket.create_server((address, 0), family=family) as listener:
         port = listener.getsockname()[1]
         assert (f"{address}:{port}" in beyond_loopback(os.getpid())) is found
         assert port in [port for _, port in listening_on(os.getpid())]
 
 
-def test_the_servers_of_the_tests_and_benchmarks_listen_on_loopback_only():
+def test_the_servers_of_tests_benchmarks_and_demo_listen_on_loopback_only(tmp_path):
     """ministack opens a port for MQTT on all addresses, unless it is told not to."""
-    with ministack() as endpoint, moto(), fault_proxy(endpoint):
-        started = [*children()]
-        assert len(started) >= 3
-        assert all(listening_on(pid) for pid in started[-3:])
-        assert [address for pid in started for address in beyond_loopback(pid)] == []
-
-
-def test_the_sqs_of_the_demo_listens_on_loopback_only(tmp_path):
-    with Programs(tmp_path) as programs:
+    with ministack() as endpoint, moto(), fault_proxy(endpoint), Programs(tmp_path) as programs:
         SQS(programs, tmp_path)
-        started = [pid for pid, command in children().items() if "ministack" in command]
-        assert started
+        started = [*children()]
+        assert len(started) >= 4
+        assert all(listening_on(pid) for pid in started[-4:])
         assert [address for pid in started for address in beyond_loopback(pid)] == []
 
 

@@ -240,12 +240,10 @@ def main() -> None:
     """Run the proxy until it is told to stop."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--upstream", required=True, help="SQS endpoint URL to forward to")
-    parser.add_argument("--port", type=int, default=0, help="default: a free one")
     parser.add_argument("--latency-ms", type=float, default=0, help="added to each call; default 0")
     parser.add_argument("--sign", action="store_true", help="with boto3's credentials, for AWS")
     options = parser.parse_args()
     signer = Signer() if options.sign else None
     proxy = _Proxy(options.upstream.rstrip("/"), options.latency_ms, signer)
-    proxy.port = options.port
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(proxy.serve())
