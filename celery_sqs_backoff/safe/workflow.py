@@ -96,21 +96,6 @@ class Workflow:
         version = self._document.fields.get("versions", {}).get(text_of("name", name), 1)
         return idempotency_key(self._namespace, f"scope:{self._scope}", name, version)
 
-    def renew_key(self, name: object) -> str:
-        """Return a new key, which later runs get too. Never after a timeout.
-
-        For a provider that has refused the request itself, and would answer the same to the same
-        key.
-        """
-        text = text_of("name", name)
-
-        def change(fields: dict[str, Any]) -> dict[str, Any]:
-            versions = fields.get("versions", {})
-            return {"versions": versions | {text: versions.get(text, 1) + 1}}
-
-        self._document.update(change)
-        return self.key(name)
-
     def __enter__(self) -> Self:
         self._lock.acquire()
         try:

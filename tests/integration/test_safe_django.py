@@ -15,7 +15,6 @@ from uuid import uuid4
 import pytest
 from celery import Celery, _state
 
-from celery_sqs_backoff import Guard, SQSBackoffTask
 from celery_sqs_backoff.safe import RecordRejected
 from celery_sqs_backoff.store.check import StoreStep
 from celery_sqs_backoff.store.records import Records
@@ -167,34 +166,6 @@ def test_keys_in_bytes_sign_and_an_empty_one_verifies_nothing(app: Celery, alias
         forger.add("guard", "2", {"is": "forged"}, 60)
         with pytest.raises(RecordRejected):
             records_of(app).get("guard", "2")
-
-
-def test_manage_py_shows_and_frees_records(app: Celery, alias: str) -> None:
-    from django.core.management import call_command
-    from django.core.management.base import CommandError
-
-    project.migrate(alias)
-    app.conf.sqs_backoff = {"store": f"django://{alias}"}
-
-    @app.task(
-        shared=False, base=SQSBackoffTask, name="mail", guard=Guard(key="mail:{n}", window=3600)
-    )
-    def mail(n: int) -> str:
-        return "sent to alice"
-
-    def run(*arguments: str) -> str:
-        out = StringIO()
-        call_command("sqs_safe", *arguments, stdout=out)
-        return out.getvalue()
-
-    mail.apply((7,))
-    assert run("list", "mail:7").split() == ["guard", "done", "mail:7"]
-    assert "alice" not in run("show", "mail:7")
-    assert "alice" in run("show", "mail:7", "--show-results")
-    run("free", "mail:7", "--kind", "guard", "--yes")
-    with pytest.raises(CommandError) as nothing:
-        run("list", "mail:7")
-    assert nothing.value.returncode == 1
 
 
 @pytest.mark.parametrize(

@@ -129,13 +129,6 @@ def test_a_store_that_is_away_has_a_code_of_its_own(
     assert run(app, "list", "order:7").exit_code == safe.UNREACHABLE
 
 
-def test_a_record_that_is_not_ours_is_shown_as_rejected(app: Celery) -> None:
-    store = app.conf.sqs_backoff["store"]
-    for key, (_, end) in store._records.items():
-        store._records[key] = ("s1:00:planted", end)
-    assert "rejected" in run(app, "list", "order:7").stdout
-
-
 @pytest.mark.parametrize(
     "planted",
     [

@@ -217,12 +217,6 @@ def test_a_busy_lock_puts_no_run_in_doubt(app: Celery) -> None:
     assert undone == [1]
 
 
-def test_a_done_message_is_not_run_again(app: Celery) -> None:
-    work, ran = guarded(app, "sent")
-    assert [work.apply(task_id="A").result for _ in range(2)] == ["sent", "sent"]
-    assert ran == ["A"]
-
-
 def test_a_task_may_replace_itself_with_other_arguments(app: Celery) -> None:
     """The replaced message has the same ID: it passes its own guard."""
     pages: list[int] = []

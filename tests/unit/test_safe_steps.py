@@ -290,13 +290,6 @@ def test_keys_never_change(app: Celery) -> None:
     assert key == "39f0ff1d-3cf1-5ac5-b5d5-d829feb8cb32"
 
 
-def test_a_scope_shares_keys(app: Celery) -> None:
-    keys = {
-        run(app, lambda self: self.idempotency_key("a", scope="order:7"), message=m) for m in "AB"
-    }
-    assert len(keys) == 1
-
-
 def test_outside_a_run_a_record_needs_a_scope(app: Celery) -> None:
     """Also where the task is called as a function inside another one's run."""
 

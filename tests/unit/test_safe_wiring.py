@@ -27,7 +27,6 @@ from celery_sqs_backoff.safe import (
     LockLost,
     Refused,
     StepNotRecorded,
-    StoreInTransaction,
     StoreUnavailable,
 )
 from celery_sqs_backoff.store.memory import MemoryStore
@@ -215,50 +214,6 @@ def test_errors_of_ours_have_a_fixed_verdict(app: Celery, error: Exception) -> N
 
     mail.apply()
     assert (len(runs), undone) == (1, [])
-
-
-def test_a_nested_refusal_does_not_take_the_outer_guard_back(app: Celery) -> None:
-    sent: list[str] = []
-
-    @app.task(bind=True, name="remind", autoretry_for=(Exception,))
-    def remind(self: Any, customer: int, mails: int = 1) -> None:
-        with self.guarded(f"sms:{customer}", window=3600):
-            sent.append(f"sms {customer}")
-            with self.guarded(f"mail:{mails}", window=3600):
-                sent.append(f"mail {mails}")
-
-    for customer in (1, 2, 2):
-        remind.apply((customer,))
-    assert sent == ["sms 1", "mail 1", "sms 2"]
-
-
-def test_a_copy_with_other_arguments_passes_the_guard_of_its_message(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was refused as "same key, other input", and what was left was never done."""
-    published: list[Any] = []
-    guard = Guard(key="{customer}", window=60)
-
-    @app.task(bind=True, name="pages", guard=guard)
-    def pages(self: Any, customer: int, page: int) -> str:
-        if page < 3:
-            self.retry(args=(customer, page + 1), countdown=0, headers={"mine": page})
-        return "done"
-
-    def publish(self: Any, args: Any, kwargs: Any, **options: Any) -> None:
-        published.append((args, options["headers"]))
-
-    monkeypatch.setattr(type(pages), "apply_async", publish)
-    args, headers = (7, 1), None
-    for retries in (0, 1):
-        run = _delivered(pages, args=args, kwargs={}, retries=retries, headers=headers)
-        with pytest.raises(Retry):
-            run.run(*args)
-        pages.pop_request()
-        args, headers = published[-1]
-    assert headers["mine"] == 2
-    assert _delivered(pages, args=args, kwargs={}, retries=2, headers=headers).run(*args) == "done"
-    pages.pop_request()
 
 
 def _publishing(
@@ -451,26 +406,6 @@ def test_a_block_is_taken_back_although_a_step_was_done_before_it(app: Celery) -
     for message in ("first", "second"):
         mail.apply(task_id=message)
     assert asked == ["first", "second"]
-
-
-def test_a_guard_that_cannot_be_unset_does_not_hide_why_the_task_failed(app: Celery) -> None:
-    """Neither a key that fails now, nor a transaction that the task has left open."""
-    keys = ["mail:7"]
-    store = app.conf.sqs_backoff["store"]
-
-    def inside(*_: object) -> bool:
-        raise StoreInTransaction("inside")
-
-    @app.task(name="mail", max_retries=3, guard=Guard(key=lambda customer: keys.pop(), window=3600))
-    def mail(customer: int) -> None:
-        raise Retryable("down")
-
-    with pytest.raises(Retry):
-        _delivered(mail, args=(7,), kwargs={}).run(7)
-    keys += ["mail:7"] * 2
-    store.delete = inside
-    with pytest.raises(Retry):
-        _delivered(mail, args=(7,), kwargs={}).run(7)
 
 
 def _delivered(task: Any, **request: Any) -> Any:
