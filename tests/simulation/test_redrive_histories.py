@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from .redrive_history import first_failure
-from .redrive_mutations import applied
+from .redrive_mutations import MUTATIONS
 
 HISTORIES = int(os.environ.get("REDRIVE_HISTORIES", "200"))
 
@@ -19,7 +21,7 @@ def test_every_message_is_accounted_for_and_every_duplicate_is_named() -> None:
         ) from exc
 
 
-def test_a_mistake_is_found() -> None:
-    """One of many: ``python -m tests.simulation.redrive_mutations`` looks for all."""
-    with applied("who receives a message again leaves it alone"):
+@pytest.mark.parametrize("mistake", MUTATIONS)
+def test_a_mistake_is_found(mistake: str) -> None:
+    with MUTATIONS[mistake]():
         assert first_failure(range(400)) is not None
