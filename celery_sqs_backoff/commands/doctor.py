@@ -16,6 +16,7 @@ from celery_sqs_backoff.text import name_some
 from .command import app_of, command, loading_app, make_read_failure
 from .exit_codes import DONE, FOUND, UNREACHABLE
 from .options import option, queues_option, select_queues
+from .text import counted
 
 #: Number of queues that the last line names.
 _MOST_NAMES: Final = 5
@@ -136,12 +137,12 @@ def _text(findings: Sequence[Finding], looked_at: str, *, could_look: bool) -> s
             "",
         ]
     counts = {s: sum(f.severity is s for f in findings) for s in Severity}
-    told = ", ".join(f"{n} {s.value}{'s' if n != 1 else ''}" for s, n in counts.items() if n)
+    told = ", ".join(counted(n, s.value) for s, n in counts.items() if n)
     nothing = "all well" if could_look else "nothing found, and not all could be read"
     return "\n".join([*lines, f"{looked_at}: {told or nothing}"])
 
 
 def _name_queues(queues: Sequence[str]) -> str:
     """Name the queues that were read. The workers may consume other queues."""
-    count = f"{len(queues)} queue{'s' if len(queues) != 1 else ''}"
+    count = counted(len(queues), "queue")
     return f"{count} ({name_some(queues, _MOST_NAMES)})" if queues else count

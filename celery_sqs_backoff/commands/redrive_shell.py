@@ -30,6 +30,7 @@ from .exit_codes import DONE, FOUND, INTERRUPTED, NOTHING_MATCHED, UNREACHABLE, 
 from .options import has_selection
 from .progress import bar
 from .show import describe_cost, no_match, plan_as_dict, print_plan, print_report
+from .text import counted
 
 
 class Shell:
@@ -159,7 +160,8 @@ class Shell:
         about = "" if plan.looked_at >= plan.messages else "about "
         what = "DELETE, without sending," if options["delete"] else "Send"
         rate = f" at {options['rate']}" if options["rate"] else ", as fast as SQS takes them"
-        question = f"{what} {about}{plan.to_send} messages{'' if options['delete'] else rate}?"
+        messages = counted(plan.to_send, "message")
+        question = f"{what} {about}{messages}{'' if options['delete'] else rate}?"
         if not plan.matching:
             question = f"{no_match(plan)} {what} the other messages that match?"
         return question + " There is no undo."

@@ -18,6 +18,7 @@ from .command import CommandFailed, app_of, command
 from .environment import open_records
 from .exit_codes import DONE, FOUND, UNREACHABLE, USAGE
 from .options import option
+from .text import counted
 
 _KINDS = ("guard", "lock", "workflow", "step")
 
@@ -93,7 +94,7 @@ def sqs_safe(
                 if entry.state == CLOSING:
                     click.echo(f"{printable(entry.name)} {_CLOSING}", err=True)
             if not yes:
-                click.confirm(f"Free {len(found)} records?", abort=True, err=True)
+                click.confirm(f"Free {counted(len(found), 'record')}?", abort=True, err=True)
             freed = [free(records, entry) for entry in found]
             click.echo(f"{sum(freed)} freed", err=True)
             if not all(freed):

@@ -17,7 +17,7 @@ from celery_sqs_backoff.sqs.envelope import arguments
 from celery_sqs_backoff.units import spell_duration
 
 from .options import has_selection
-from .text import safe
+from .text import counted, safe
 
 #: The most lines of a histogram that are shown.
 _TOP = 10
@@ -35,7 +35,8 @@ def print_plan(plan: Plan, *, err: bool) -> None:
 
 
 def _plan_lines(plan: Plan) -> Iterator[str]:
-    yield f"{_heading(safe(plan.source))}: {plan.messages} messages, {plan.looked_at} looked at"
+    messages = counted(plan.messages, "message")
+    yield f"{_heading(safe(plan.source))}: {messages}, {plan.looked_at} looked at"
     if plan.matching != plan.looked_at:
         yield f"{plan.matching} of them match"
     for title, histogram in (
@@ -53,7 +54,7 @@ def _plan_lines(plan: Plan) -> Iterator[str]:
             yield from (f"{count:{width}}  {safe(name)}" for name, count in shown)
         if len(histogram) > _TOP:
             rest = histogram.total() - sum(count for _, count in shown)
-            yield f"  and {len(histogram) - _TOP} more, {rest} messages"
+            yield f"  and {len(histogram) - _TOP} more, {counted(rest, 'message')}"
     for count, text in (
         (plan.unknown, "may have been done already (outcome UNKNOWN): find out before they are"
          " sent again"),
@@ -151,11 +152,14 @@ def closing(
     """Return sentences about sent messages, left messages with the reason, and next steps."""
     name, looked_at = shlex.quote(queue), report.looked_at - report.returned
     deletes, selects = bool(options.get("delete")), has_selection(options)
+    number = report.dropped if deletes else report.sent
     done, undone = ("deleted unsent", "deleted") if deletes else ("sent", "sent")
+    put_back_before = 0
     if options.get("restore"):
         done = f"put back on {name}"
+        if report.ended is Ended.DONE:
+            put_back_before = max(0, looked_at - number - report.failed - report.in_doubt)
     doubt = "twice" if options.get("include_unknown") else "already"
-    number = report.dropped if deletes else report.sent
     # A selection leaves most of them, so "of" would read as if they were left undone.
     found = [
         f"{number} {done}, {looked_at} looked at."
@@ -163,6 +167,7 @@ def closing(
         else f"{number} of {looked_at} {done}."
     ]
     for count, sentence in (
+        (put_back_before, f"had been put back by an earlier run, as {journal} says"),
         (report.sent_before, "had been sent by an earlier run and were only deleted"),
         (report.returned, "came back and stay"),
         (report.poison - report.returned, "were replayed too often and stay (--max-replays)"),

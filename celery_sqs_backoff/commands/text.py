@@ -17,3 +17,8 @@ def safe(text: object, limit: int = MOST_CHARACTERS) -> str:
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return printable(str(text), limit).encode(encoding, "backslashreplace").decode(encoding)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as ``1 message`` or ``2 messages``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

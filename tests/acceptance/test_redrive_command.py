@@ -78,7 +78,13 @@ def test_peek_shows_histograms_and_no_arguments(stage, run):
     stage.fill(task("mails.send"), MessageAttributes=record(first_received_at=time.time()))
     result = run("sqs-peek", stage.dlq.name)
     assert result.exit_code == 0
-    for text in ("1 messages", "mails.send", "retry_for is over", "under 1 h", "expires in 3 d"):
+    for text in (
+        "1 message, 1 looked at",
+        "mails.send",
+        "retry_for is over",
+        "under 1 h",
+        "expires in 3 d",
+    ):
         assert text in result.stdout
     assert "given back" in result.stderr
     assert "W1td" not in result.output
@@ -120,6 +126,8 @@ def test_a_deleted_archive_is_restored_and_redriven(stage, run, tmp_path):
     restored = run("sqs-redrive", stage.dlq.name, "--restore", archive, "--yes")
     assert restored.exit_code == exit_codes.DONE, restored.output
     assert f"12 of 12 put back on {stage.dlq.name}." in restored.stdout
+    again = run("sqs-redrive", stage.dlq.name, "--restore", archive, "--yes")
+    assert f"12 had been put back by an earlier run, as {archive}.restored says." in again.stdout
     assert run("sqs-redrive", stage.dlq.name, "--yes").exit_code == exit_codes.DONE
     assert stage.bodies(stage.queue) == Counter(bodies)
 
@@ -379,7 +387,7 @@ def test_unknown_outcomes_are_asked_for_by_a_question_of_their_own(stage, run):
     stage.fill(task(), task(), MessageAttributes=record(outcome="UNKNOWN", **origin))
     asked = run("sqs-redrive", stage.dlq.name, answer="n\nn\n")
     assert "2 of them may have been DONE ALREADY" in asked.stderr
-    assert "Send 1 messages" in asked.stderr
+    assert "Send 1 message," in asked.stderr
     unattended = run("sqs-redrive", stage.dlq.name, "--yes")
     assert "1 of 3 sent." in unattended.stdout
     assert "2 may have been done already and stay" in unattended.stdout

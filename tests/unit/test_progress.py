@@ -76,5 +76,5 @@ def test_a_pipe_gets_no_progress(tmp_path):
     assert (tmp_path / "err").read_text().splitlines() == [
         "journal: /tmp/j",
         "failed (too long): id",
-        "35 messages are hidden: waiting for them, for up to 1 min 35 s",
+        "waiting for 35 hidden messages, for up to 1 min 35 s",
     ]

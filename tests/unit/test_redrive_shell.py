@@ -82,10 +82,11 @@ def test_the_end_tells_what_was_deleted_unsent_from_what_was_sent():
 
 
 def test_the_end_of_a_restore_counts_what_is_on_the_queue_again():
-    report = RedriveReport(sent=3, in_doubt=1, looked_at=4)
-    found = closing(report, queue="q", options={"restore": "a"}, journal="j")
-    assert found[0] == "3 of 4 put back on q."
-    assert "--include-unknown" in found[1]
+    report = RedriveReport(sent=3, in_doubt=1, looked_at=9)
+    found = closing(report, queue="q", options={"restore": "a"}, journal="a.restored")
+    assert found[0] == "3 of 9 put back on q."
+    assert found[1] == "5 had been put back by an earlier run, as a.restored says."
+    assert "--include-unknown" in found[2]
 
 
 @pytest.mark.parametrize("selected", [{}, {"task": "a"}])
