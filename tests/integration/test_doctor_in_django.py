@@ -106,24 +106,6 @@ def test_tasks_that_cannot_be_imported_here_stop_no_migration(
     assert said in done.stderr
 
 
-def test_a_module_that_asks_a_database_without_tables_does_not_stop_the_migration(
-    manage: Manage, tmp_path: Path
-) -> None:
-    (tmp_path / "asking_tasks.py").write_text(
-        "from django.db import connection\n"
-        "connection.cursor().execute('SELECT * FROM django_migrations')\n"
-    )
-    (tmp_path / "new_settings.py").write_text(
-        "from example_project.settings import *\nCELERY_IMPORTS = ['asking_tasks']\n"
-        f"DATABASES = {{'default': {{'ENGINE': 'django.db.backends.sqlite3',"
-        f" 'NAME': {str(tmp_path / 'new.sqlite3')!r}}}}}\n"
-    )
-    assert "(celery_sqs_backoff.W032)" in manage("check", settings="new_settings").stderr
-    done = manage("migrate", settings="new_settings")
-    assert done.returncode == 0, done.stderr
-    assert "W032" not in manage("check", settings="new_settings").stderr
-
-
 def test_what_modules_print_or_exit_with_is_no_result(manage: Manage, tmp_path: Path) -> None:
     (tmp_path / "loud_tasks.py").write_text("print('loud')\n")
     (tmp_path / "ending_tasks.py").write_text("import sys\nsys.exit('no key')\n")

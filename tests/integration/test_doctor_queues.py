@@ -1,4 +1,4 @@
-"""A project with 20 queues, each broken one way: each fault is found, and nothing else is."""
+"""A project with many queues, each broken one way: each fault is found, and nothing else is."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 IGNORED = ("I014",)
 
 FOURTEEN_DAYS = "1209600"
-KEPT = {"retention": FOURTEEN_DAYS}
 
 
 class Made:
@@ -39,19 +38,18 @@ class Made:
 
     def __init__(self, sqs: SQSClient, stem: str, *, suffix: str = "") -> None:
         self.sqs = sqs
-        self.stem, self.suffix = stem, suffix
+        self.suffix = suffix
         self.dlq_url, self.dlq_arn = self.create(f"{stem}-dlq", retention=FOURTEEN_DAYS)
         self.url, self.arn = self.create(stem)
         self.name = stem + suffix
         self.redrive(self.dlq_arn, 1000)
 
-    def create(self, name: str, *, suffix: str | None = None, **options: str) -> tuple[str, str]:
-        """Create another queue; return its URL and ARN."""
-        suffix = self.suffix if suffix is None else suffix
-        attributes: Any = {"MessageRetentionPeriod": options.get("retention", "345600")}
-        if suffix:
+    def create(self, name: str, *, retention: str = "345600") -> tuple[str, str]:
+        """Create a queue; return its URL and ARN."""
+        attributes: Any = {"MessageRetentionPeriod": retention}
+        if self.suffix:
             attributes["FifoQueue"] = "true"
-        url = self.sqs.create_queue(QueueName=name + suffix, Attributes=attributes)["QueueUrl"]
+        url = self.sqs.create_queue(QueueName=name + self.suffix, Attributes=attributes)["QueueUrl"]
         CREATED.append((self.sqs, url))
         found = self.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
         return url, found["Attributes"]["QueueArn"]
@@ -64,10 +62,10 @@ class Made:
         """Set attributes of its dead-letter queue."""
         self.set(url=self.dlq_url, **attributes)
 
-    def redrive(self, arn: str, count: int, *, url: str | None = None) -> None:
+    def redrive(self, arn: str, count: int) -> None:
         """Set the redrive policy."""
         policy = {"deadLetterTargetArn": arn, "maxReceiveCount": str(count)}
-        self.set(url=url, RedrivePolicy=json.dumps(policy))
+        self.set(RedrivePolicy=json.dumps(policy))
 
 
 CREATED: list[tuple[Any, str]] = []
@@ -84,45 +82,21 @@ class Way:
     not_on: frozenset[str] = frozenset()
 
 
-def drop_dlq(made: Made) -> None:
-    made.sqs.delete_queue(QueueUrl=made.url)
-    made.url, made.arn = made.create(f"{made.stem}-bare")
-    made.name = f"{made.stem}-bare{made.suffix}"
-
-
-def allow(made: Made, **policy: Any) -> None:
-    made.set_dlq(RedriveAllowPolicy=json.dumps(policy))
-
-
+#: One or two of each kind of attribute; the rules themselves have their own table.
 WAYS = {
     "queue deleted": Way("E001", lambda m: m.sqs.delete_queue(QueueUrl=m.url)),
-    "no DLQ": Way("W002", drop_dlq),
-    "FIFO without DLQ": Way("W002", drop_dlq, ".fifo"),
     "DLQ deleted": Way("E004", lambda m: m.sqs.delete_queue(QueueUrl=m.dlq_url)),
     "DLQ denies all": Way(
-        "E006", lambda m: allow(m, redrivePermission="denyAll"), not_on=frozenset({"moto"})
-    ),
-    "DLQ of others": Way(
         "E006",
-        lambda m: allow(m, redrivePermission="byQueue", sourceQueueArns=[m.arn + "-other"]),
+        lambda m: m.set_dlq(RedriveAllowPolicy='{"redrivePermission": "denyAll"}'),
         not_on=frozenset({"moto"}),
     ),
-    "DLQ with a DLQ": Way(
-        "W007", lambda m: m.redrive(m.create(f"{m.stem}-3")[1], 5, url=m.dlq_url)
-    ),
-    "DLQ keeps as long": Way("W008", lambda m: m.set_dlq(MessageRetentionPeriod="345600")),
     "DLQ keeps a minute": Way("W008", lambda m: m.set_dlq(MessageRetentionPeriod="60")),
     "keeps 5 minutes": Way("W009", lambda m: m.set(MessageRetentionPeriod="300")),
-    "keeps as long as retry_for": Way("W009", lambda m: m.set(MessageRetentionPeriod="600")),
     "3 receives": Way("W010", lambda m: m.redrive(m.dlq_arn, 3)),
-    "1 receive": Way("W010", lambda m: m.redrive(m.dlq_arn, 1)),
-    "visible at once": Way("E011", lambda m: m.set(VisibilityTimeout="0")),
-    "hidden for an hour": Way("W012", lambda m: m.set(VisibilityTimeout="3600")),
     "hidden for 12 hours": Way("W012", lambda m: m.set(VisibilityTimeout="43200")),
     "delayed a minute": Way("W015", lambda m: m.set(DelaySeconds="60")),
-    "delayed 15 minutes": Way("W015", lambda m: m.set(DelaySeconds="900")),
     "FIFO with 3 receives": Way("W010", lambda m: m.redrive(m.dlq_arn, 3), ".fifo"),
-    "FIFO hidden for 12 hours": Way("W012", lambda m: m.set(VisibilityTimeout="43200"), ".fifo"),
 }
 
 
@@ -158,10 +132,7 @@ def diagnose(app: Celery) -> dict[str, list[str]]:
     return dict(found)
 
 
-def test_each_of_20_faults_is_found_and_none_where_all_is_well(
-    app: Celery, sqs_endpoint: str
-) -> None:
-    assert len(WAYS) == 20
+def test_each_fault_is_found_and_none_where_all_is_well(app: Celery, sqs_endpoint: str) -> None:
     find_each(app, sqs_endpoint, server_name())
 
 
