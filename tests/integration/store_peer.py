@@ -1,8 +1,8 @@
-"""A process of its own that uses a store, as the test on its standard input says.
+"""Processes that use a store, each as the test on its socket says.
 
-``python -m tests.integration.store_peer URL DATABASE [SOCKET ...]``: the store, and Django's
-database for it (JSON; ``null`` = none). One JSON list in per line, ``[function, *arguments]``; one
-value out. With sockets it forks once for each, and each fork serves its own.
+``python -m tests.integration.store_peer URL DATABASE SOCKET ...``: the store, and Django's database
+for it (JSON; ``null`` = none). It forks once for each socket. One JSON list in per line,
+``[function, *arguments]``; one value out.
 """
 
 from __future__ import annotations
@@ -45,33 +45,6 @@ class Peer:
         assert line, "the peer has ended"
         return json.loads(line)
 
-    def call(self, function: str, *arguments: Any) -> Any:
-        self.ask(function, *arguments)
-        return self.answer()
-
-
-class LonePeer(Peer):
-    """A process that was started by itself, and can be stopped."""
-
-    def __init__(
-        self, url: str, database: dict[str, Any] | None, *, time_shift: str | None = None
-    ) -> None:
-        env = os.environ | ({"TIME_SHIFT": time_shift} if time_shift else {})
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, url, json.dumps(database)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        super().__init__(self._process.stdin, self._process.stdout)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
 
 @contextmanager
 def forked_peers(url: str, database: dict[str, Any] | None, count: int) -> Iterator[list[Peer]]:
@@ -98,14 +71,9 @@ def forked_peers(url: str, database: dict[str, Any] | None, count: int) -> Itera
 
 
 def _main(url: str, database: str, *sockets: str) -> None:
-    if shift := os.environ.get("TIME_SHIFT"):
-        _shift_clocks(float(shift))
     if (settings := json.loads(database)) is not None:
         project.add_database("peer", settings)
         url = "django://peer"
-    if not sockets:
-        _serve(url, sys.stdin, sys.stdout)
-        return
     _import_what_it_needs(url)
     ours = [socket.socket(fileno=int(number)) for number in sockets]
     for own in ours:
@@ -173,12 +141,6 @@ def _take_turns(store: Any, key: str, path: str, turns: int) -> int:
                 alone += 1
                 os.unlink(path)
     return alone
-
-
-def _shift_clocks(seconds: float) -> None:
-    """Let this process's clock be wrong by so much."""
-    right = time.time
-    time.time = lambda: right() + seconds
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from celery_sqs_backoff.store.settings import open_store
 from tests.support.redis_database import redis_url
 
 from .django_app import project
-from .store_peer import LonePeer, Peer, forked_peers
+from .store_peer import Peer, forked_peers
 
 REDIS_URL = redis_url()
 
@@ -42,9 +42,6 @@ class Served:
     store: Store
     url: str
     database: dict[str, Any] | None = None
-
-    def peer(self, **options: Any) -> LonePeer:
-        return LonePeer(self.url, self.database, **options)
 
     def peers(self, count: int) -> AbstractContextManager[list[Peer]]:
         return forked_peers(self.url, self.database, count)

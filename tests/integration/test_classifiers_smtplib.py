@@ -6,8 +6,6 @@ import asyncio
 import smtplib
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -216,6 +214,18 @@ def test_a_greeting_says_whether_to_come_back(
         pytest.param(
             {"RCPT": "550 who"}, smtplib.SMTPRecipientsRefused, NOT_PROCESSED, id="RCPT 550"
         ),
+        pytest.param(
+            {"a@example.com": "550 who", "b@example.com": "450 full"},
+            smtplib.SMTPRecipientsRefused,
+            RETRYABLE,
+            id="RCPT 550 and 450",
+        ),
+        pytest.param(
+            {"AUTH": "454 later"}, smtplib.SMTPAuthenticationError, RETRYABLE, id="AUTH 454"
+        ),
+        pytest.param(
+            {"AUTH": "535 no"}, smtplib.SMTPAuthenticationError, NOT_PROCESSED, id="AUTH 535"
+        ),
         pytest.param({"DATA": "451 later"}, smtplib.SMTPDataError, RETRYABLE, id="DATA 451"),
         pytest.param({"DATA": "554 spam"}, smtplib.SMTPDataError, NOT_PROCESSED, id="DATA 554"),
     ],
@@ -228,26 +238,9 @@ def test_a_reply_decides(
     expected: Outcome,
 ) -> None:
     provider.replies = replies
-    exc = raised(send, port)
+    exc = raised(send, port, "a@example.com", "b@example.com", login="AUTH" in replies)
     assert isinstance(exc, error)
     assert outcomes(exc) == (expected, expected)
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        pytest.param("454 Temporary authentication failure", RETRYABLE, id="454"),
-        pytest.param("535 Bad credentials", NOT_PROCESSED, id="535"),
-    ],
-)
-def test_refused_credentials_are_judged_by_their_reply(
-    provider: Provider, port: int, reply: str, expected: Outcome
-) -> None:
-    provider.replies = {"AUTH": reply}
-    exc = raised(send, port, login=True)
-    assert isinstance(exc, smtplib.SMTPAuthenticationError)
-    assert outcomes(exc) == (expected, expected)
-    assert provider.delivered == 0
 
 
 def test_no_common_way_to_log_in_is_not_processed() -> None:
@@ -324,45 +317,6 @@ def test_a_quarrel_at_quit_is_in_doubt(provider: Provider, port: int) -> None:
     assert outcomes(exc) == (UNKNOWN, REPEATED)
 
 
-def test_all_recipients_refused_but_one_only_for_now_is_retryable(
-    provider: Provider, port: int
-) -> None:
-    provider.replies = {"a@example.com": "550 who", "b@example.com": "450 full"}
-    exc = raised(send, port, "a@example.com", "b@example.com")
-    assert isinstance(exc, smtplib.SMTPRecipientsRefused)
-    assert outcomes(exc) == (RETRYABLE, RETRYABLE)
-
-
-def test_some_recipients_refused_is_no_error(provider: Provider, port: int) -> None:
-    """smtplib returns them: the documentation warns, for no classifier can see it."""
-    provider.replies = {"a@example.com": "550 who"}
-    assert send(port, "a@example.com", "b@example.com") == {"a@example.com": (550, b"who")}
-    assert provider.delivered == 1
-
-
 def test_an_error_without_a_traceback_is_in_doubt() -> None:
     """Nobody knows when it came: it was unpickled, or somebody made it."""
     assert outcomes(smtplib.SMTPServerDisconnected("gone")) == (UNKNOWN, REPEATED)
-
-
-DJANGO = """
-import sys
-from django.conf import settings
-settings.configure(EMAIL_HOST="127.0.0.1", EMAIL_PORT=int(sys.argv[1]), EMAIL_TIMEOUT=5)
-from django.core.mail import send_mail
-from celery_sqs_backoff.classifiers import smtplib_errors
-try:
-    send_mail("hello", "Hello.", "shop@example.com", ["a@example.com"])
-except Exception as exc:
-    print(smtplib_errors()(exc).outcome.name)
-"""
-
-
-def test_django_s_send_mail_lets_the_errors_through(provider: Provider, port: int) -> None:
-    """In a process of its own, for Django's settings are one per process."""
-    found = []
-    for phase in ("MAIL", "DATA"):
-        provider.replies = {phase: HANG_UP}
-        command = [sys.executable, "-c", DJANGO, str(port)]
-        found.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert found == ["RETRYABLE\n", "UNKNOWN\n"]

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import random
-import subprocess
-import sys
-import time
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
@@ -17,13 +11,12 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.contrib.django import outbox
 from celery_sqs_backoff.contrib.django.outbox import send_left_calls
 from celery_sqs_backoff.safe import StoreInTransaction
 
 from .django_app import project
-from .safe_outbox import app_with
-from .stores import postgresql_database, require
 
 
 class Broker:
@@ -68,6 +61,18 @@ class default_database:  # noqa: N801  # a context manager
         del connections["default"]
         if self._before is not None:
             connections.settings["default"] = self._before
+
+
+def app_with(send: Callable[..., Any]) -> Celery:
+    """Return an app whose task ``mail`` is sent by a function."""
+    app = Celery("outbox", broker="memory://", set_as_current=False)
+    app.finalize()
+
+    @app.task(shared=False, base=SQSBackoffTask, name="mail")
+    def mail(order: Any, template: str = "welcome") -> None: ...
+
+    type(app.tasks["mail"]).apply_async = lambda _, *args, **options: send(*args, **options)
+    return app
 
 
 @pytest.fixture
@@ -297,62 +302,3 @@ def test_the_command_sends_what_is_left(mail: Any, broker: Broker) -> None:
     assert send_outbox.name == "sqs_backoff_outbox"
     send_outbox()
     assert (len(broker.sent), left()) == (2, 0)
-
-
-def test_kills_lose_no_committed_call(tmp_path: Path, mail: Any) -> None:
-    """Writers, the command and their connections are killed in turn, on PostgreSQL.
-
-    Each committed call is sent, each under one task ID, and none of a rollback.
-    """
-    require("postgresql")
-    path, rng = tmp_path / "broker", random.Random(0)
-    with postgresql_database() as name:
-        settings = project.postgresql(name)
-        with default_database(settings):
-            from django.db import connection
-
-            from celery_sqs_backoff.contrib.django.models import OutboxCall, Record
-
-            def start(role: str, seed: int) -> subprocess.Popen[bytes]:
-                command = [sys.executable, "-m", "tests.integration.safe_outbox", role]
-                return subprocess.Popen([*command, json.dumps(settings), str(path), str(seed)])
-
-            processes = [start("write", 0), start("write", 1), start("send", 2)]
-            try:
-                for seed in range(3, 9):
-                    seen = Record.objects.count()
-                    deadline = time.monotonic() + 10
-                    while Record.objects.count() < seen + 20 and time.monotonic() < deadline:
-                        let_claims_end()
-                    assert [process.poll() for process in processes] == [None] * 3
-                    with connection.cursor() as cursor:
-                        cursor.execute(
-                            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                            " WHERE datname = %s AND pid <> pg_backend_pid() AND random() < 0.5",
-                            [name],
-                        )
-                    victim = rng.randrange(3)
-                    processes[victim].kill()
-                    processes[victim].wait()
-                    processes[victim] = start("send" if victim == 2 else "write", seed)
-            finally:
-                for process in processes:
-                    process.kill()
-                    process.wait()
-
-            def append(args: Any, kwargs: Any, task_id: str, **options: Any) -> None:
-                with path.open("a") as sent:
-                    sent.write(f"{args[0]} {task_id}\n")
-
-            app = app_with(append)
-            while OutboxCall.objects.exists():
-                let_claims_end()
-                send_left_calls(app)
-            ids = defaultdict(set)
-            for line in path.read_text().splitlines():
-                order, task_id = line.split()
-                ids[order].add(task_id)
-            committed = set(Record.objects.values_list("key", flat=True))
-            assert len(committed) > 50
-            assert set(ids) == committed
-            assert {len(each) for each in ids.values()} == {1}

@@ -86,8 +86,6 @@ class World:
         self.stop = threading.Event()
         self.source = self._endpoint(f"mail-dlq{end}")
         self.main = self._endpoint(f"mail{end}")
-        #: The queues that have the dead-letter queue.
-        self.mains = (self.main,)
         self.run: RedriveRun | None = None
 
     # What a test does
@@ -119,7 +117,7 @@ class World:
                 kept = stack.enter_context(written)
             stack.enter_context(self._without_threads())
             self.run = RedriveRun(
-                Route(self.source, self.mains, to),
+                Route(self.source, (self.main,), to),
                 RedriveOptions(**options),
                 journal=kept,
                 archive=None,
@@ -154,7 +152,7 @@ class World:
             self._without_threads(),
         ):
             return Restore(
-                Route(self.source, self.mains),
+                Route(self.source, (self.main,)),
                 RedriveOptions(**options),
                 archive=archive,
                 journal=journal,
@@ -202,12 +200,6 @@ class World:
         return do()
 
     # The world
-
-    def add_main(self, name: str) -> Endpoint:
-        """Another queue that has the dead-letter queue."""
-        self.sqs.create_queue(QueueName=name)
-        self.mains += (self._endpoint(name),)
-        return self.mains[-1]
 
     def _endpoint(self, name: str) -> Endpoint:
         url = f"https://sqs.example/1/{name}"
