@@ -12,7 +12,7 @@ from .safe import KINDS, WORKFLOW, World, simulate
 from .workflow_mutations import MUTATIONS, mutated
 
 #: Of each kind, and in one test: few enough for `make mutants`, which leaves slow tests out.
-HISTORIES, AT_A_TIME = {"guard": 150, "step": 120, "workflow": 100}, 5
+HISTORIES, AT_A_TIME = {"guard": 150, "step": 120, "workflow": 100}, 10
 
 
 @pytest.mark.parametrize(

@@ -39,21 +39,6 @@ def test_a_reader_says_what_is_cut_short(tmp_path):
         list(read_archive(path))
 
 
-@pytest.mark.parametrize("text", ["dear diary", '{"name":"x"}', "\n"])
-def test_a_file_that_is_no_archive_is_left_alone(tmp_path, text):
-    path = tmp_path / "a"
-    path.write_text(text)
-    path.chmod(0o600)
-    with pytest.raises(RedriveRefused, match="not a redrive archive"):
-        Archive(path)
-    assert path.read_text() == text
-
-
-def test_two_runs_do_not_write_into_one_archive(tmp_path):
-    with Archive(tmp_path / "a"), pytest.raises(RedriveRefused, match="in use"):
-        Archive(tmp_path / "a")
-
-
 def test_it_is_for_ourselves_alone(tmp_path):
     with Archive(tmp_path / "a"):
         assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600

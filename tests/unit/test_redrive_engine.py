@@ -25,7 +25,6 @@ from celery_sqs_backoff.redrive.events import (
     Finished,
     InDoubt,
     MessagesSent,
-    NotDeleted,
     Progress,
     RunWaits,
     Skipped,
@@ -103,14 +102,6 @@ BROKEN_MARKS = {
     "replays -99": '{"replays":-99}',
     "replays huge": f'{{"replays":{"9" * 4000}}}',
 }
-BROKEN_RECORDS = {
-    "due_at 1e999": '{"due_at":1e999}',
-    "due_at huge": f'{{"due_at":1{"0" * 400}}}',
-    "record deep": "[" * 100_000,
-    "no type": '{"attributes":{"x":{"StringValue":"v"}}}',
-    "not text": '{"attributes":{"x":{"DataType":5,"StringValue":7}}}',
-    "20 attributes": json.dumps({"attributes": {f"a{i}": text("v") for i in range(20)}}),
-}
 
 
 @pytest.mark.parametrize("mark", BROKEN_MARKS.values(), ids=BROKEN_MARKS)
@@ -124,15 +115,6 @@ def test_a_message_with_a_broken_mark_is_unreadable_and_holds_up_no_other(world,
     assert event.ids == tuple(hostile)
     assert event.reason.startswith("unreadable")
     assert world.bodies(world.source) == Counter(["hostile"])
-
-
-@pytest.mark.parametrize("record", BROKEN_RECORDS.values(), ids=BROKEN_RECORDS)
-def test_a_message_with_a_broken_record_is_sent_like_one_without(world, record):
-    world.fill(*bodies(9))
-    world.fill("hostile", MessageAttributes={ATTRIBUTE_NAME: text(record)})
-    report = world.redrive()
-    assert (report.ended, report.sent, report.failed) == (Ended.DONE, 10, 0)
-    assert world.bodies(world.main) == Counter([*bodies(9), "hostile"])
 
 
 def test_delete_deletes_poison_and_unreadable_ones_and_those_without_a_destination(world):
@@ -227,14 +209,6 @@ def test_what_was_sent_is_not_forgotten_because_sqs_counts_too_few(world, monkey
 # Holding
 
 
-def test_a_slow_rate_sends_although_no_hold_can_be_renewed(world):
-    world.fill(*bodies(5))
-    always(world, CHANGE, "InternalError")
-    report = world.redrive(rate="2/m")
-    assert (report.ended, report.sent) == (Ended.DONE, 5)
-    assert world.bodies(world.main) == Counter(bodies(5))
-
-
 def test_a_filter_that_matches_little_finds_all_and_costs_a_fifth_of_a_call(tmp_path):
     """With 120 ms per call and one worker, which takes minutes: holds must outlast that."""
     world = World(tmp_path, latency=0.12)
@@ -261,15 +235,6 @@ def test_a_limit_asks_for_no_more_than_it_sends(world):
     world.fill(*bodies(100))
     assert world.redrive(limit=3).sent == 3
     assert world.calls["change_message_visibility_batch"] == 0, "nothing is to be given back"
-
-
-def test_what_is_put_aside_stays_hidden_however_long_it_takes(tmp_path):
-    world = World(tmp_path, latency=3.0)
-    world.fill(*bodies(600))
-    wanted = [m.id for m in world.sqs.queues[world.source.url].messages[-3:]]
-    report = world.redrive(ids=wanted, hold_seconds=60)
-    assert (report.sent, report.skipped, report.looked_at) == (3, 597, 600)
-    assert world.calls["receive_message"] <= 64
 
 
 @pytest.mark.parametrize(("messages", "latency"), [(4_000, 0.15), (1_200, 2.5)])
@@ -486,18 +451,6 @@ def test_a_fifo_queue_settles_a_doubt_for_five_minutes_only(tmp_path, seconds, i
     assert world.bodies(world.main) == {"m": 1 + in_doubt}
 
 
-def test_a_fifo_message_does_not_overtake_one_of_its_group_that_is_left(tmp_path):
-    """Also if one receive brings both."""
-    world = World(tmp_path, fifo=True)
-    forged = {REPLAY_ATTRIBUTE: text('{"replays":-99}')}
-    world.fill("1", MessageGroupId="g", MessageDeduplicationId="1", MessageAttributes=forged)
-    world.fill("2", MessageGroupId="g", MessageDeduplicationId="2")
-    world.fill("3", MessageGroupId="h", MessageDeduplicationId="3")
-    report = world.redrive()
-    assert (report.sent, report.failed) == (1, 2)
-    assert world.bodies(world.main) == {"3": 1}
-
-
 def test_what_is_left_is_not_taken_for_sent_messages_whose_delete_is_in_doubt(world):
     """SQS has deleted ten and its answers are lost; it counts the ten that nobody has received."""
     world.fill(*bodies(20))
@@ -511,14 +464,6 @@ def test_what_is_left_is_not_taken_for_sent_messages_whose_delete_is_in_doubt(wo
 def fill_one_group(world, count):
     for body in bodies(count):
         world.fill(body, MessageGroupId="g", MessageDeduplicationId=body)
-
-
-def test_a_fifo_queue_gets_one_message_in_a_call(tmp_path):
-    """Of a batch SQS may accept the second message and fail the first: the order would be lost."""
-    world = World(tmp_path, fifo=True)
-    fill_one_group(world, 15)
-    assert world.redrive().sent == 15
-    assert world.calls["send_message_batch"] == 15
 
 
 def test_a_fifo_group_waits_for_a_message_that_sqs_refused_in_an_earlier_receive(tmp_path):
@@ -543,29 +488,6 @@ def test_a_denied_delete_of_what_is_only_deleted_does_not_speak_of_what_was_sent
     assert (report.ended, report.failed, report.sent) == (Ended.UNREACHABLE, 3, 0)
     assert report.detail.startswith("DeleteMessageBatch: AccessDenied. ")
     assert "sent" not in report.detail
-
-
-@pytest.mark.parametrize(
-    ("method", "calls"), [("delete_message_batch", 6), ("get_queue_attributes", 1)]
-)
-def test_a_second_signal_at_the_end_leaves_a_last_event_and_names_what_is_not_deleted(
-    world, method, calls
-):
-    """It comes while the last deletes are tried once more, or while SQS is asked for its count."""
-    world.fill(*bodies(3))
-    always(world, DELETE, "InternalError")
-
-    def signalled():
-        if world.calls[method] > calls and world.is_main_thread:
-            raise KeyboardInterrupt
-
-    world.before_step = signalled
-    with pytest.raises(KeyboardInterrupt):
-        world.redrive()
-    (end,) = (event for event in world.events if isinstance(event, Finished))
-    assert end is world.events[-1]
-    assert (end.ended, end.report.sent, end.report.not_deleted) == ("interrupted", 3, 3)
-    assert len(ids(world, NotDeleted)) == 3
 
 
 def proxy_refuses(world):

@@ -17,12 +17,6 @@ def opened(path, source=URL):
     return Journal(path, source=source)
 
 
-def test_a_new_journal_knows_of_nothing(tmp_path):
-    with opened(tmp_path / "j") as journal:
-        assert not journal.past
-        assert not journal.is_resumed
-
-
 def test_what_was_in_the_air_is_in_doubt_and_what_was_sent_wants_deleting(tmp_path):
     with opened(tmp_path / "j") as journal:
         journal.write("sending", ["a", "b", "c", "d"], 7.0)

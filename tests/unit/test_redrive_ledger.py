@@ -1,10 +1,8 @@
 """The ledger of a redrive: who owns a message, what is in doubt, and what the journal keeps."""
 
-import random
-
 from celery_sqs_backoff.redrive.events import InDoubt
-from celery_sqs_backoff.redrive.files import Journal, NoJournal
-from celery_sqs_backoff.redrive.ledger import Ledger, RowState
+from celery_sqs_backoff.redrive.files import NoJournal
+from celery_sqs_backoff.redrive.ledger import Ledger
 from celery_sqs_backoff.redrive.message import DlqMessage
 from celery_sqs_backoff.redrive.triage import Action
 from tests.support.fake_sqs import Clock
@@ -36,16 +34,6 @@ class Bench:
 
     def delete(self, *ids):
         self.ledger.mark_deleted(ids, name_late=True)
-
-
-def test_a_message_goes_from_held_to_deleted():
-    bench = Bench("a")
-    bench.ledger.mark_sent(bench.send("a"), "mail")
-    bench.delete("a")
-    assert bench.written == [("sending", "a"), ("sent", "a"), ("deleted", "a")]
-    numbers = bench.ledger.numbers()
-    assert (numbers["sent"], numbers["deleted"], numbers["looked_at"]) == (1, 1, 1)
-    assert not bench.ledger.rows
 
 
 def test_the_newest_receive_owns_the_message():
@@ -108,44 +96,6 @@ def test_a_hold_is_over_a_little_before_its_time():
     assert not bench.ledger.still_ours([bench.messages["a"]])
 
 
-def test_a_message_that_was_sent_and_is_received_again_is_only_deleted():
-    bench = Bench("a")
-    bench.ledger.mark_sent(bench.send("a"), "mail")
-    assert bench.receive("a", 2)[1:] == (False, True)
-    assert bench.ledger.undeleted == {"a": "a#2"}
-    bench.delete("a")
-    bench.written.clear()
-    assert bench.receive("a", 3)[1:] == (False, True), "SQS has not done the delete"
-    assert bench.written == [("sent", "a")], "the next run must know it, too"
-    bench.delete("a")
-    numbers = bench.ledger.numbers()
-    assert (numbers["sent"], numbers["deleted"], numbers["looked_at"]) == (1, 1, 1)
-
-
-def test_a_message_that_an_earlier_process_has_sent_is_only_deleted():
-    bench = Bench(past={"a": None})
-    assert bench.ledger.undeleted == {}, "it was not received yet"
-    assert bench.receive("a", 1)[1:] == (False, True)
-    assert bench.ledger.undeleted == {"a": "a#1"}
-    assert bench.ledger.sent == 0
-
-
-def test_a_message_that_is_lost_is_received_again():
-    bench = Bench("a")
-    assert bench.ledger.release([bench.messages["a"]]) == ["a#1"]
-    assert bench.ledger.looked_at == 0
-    assert bench.receive("a", 2)[1]
-    assert bench.ledger.looked_at == 1
-
-
-def test_a_send_without_a_response_when_a_run_is_interrupted_is_in_doubt():
-    bench = Bench("a", "b")
-    bench.send("a")
-    bench.ledger.name_unanswered()
-    assert [e.ids for e in bench.events if isinstance(e, InDoubt)] == [("a",)]
-    assert bench.ledger.numbers()["in_doubt"] == 1
-
-
 def test_doubt_counts_messages_not_attempts_and_outlives_a_loss():
     bench = Bench("a")
     for _ in range(3):
@@ -156,29 +106,6 @@ def test_doubt_counts_messages_not_attempts_and_outlives_a_loss():
     bench.ledger.mark_unsent(bench.send("a"))
     assert ("unsent", "a") not in bench.written, "an earlier try may have arrived"
     assert bench.ledger.find_doubt(bench.messages["a"]) == 5.0
-
-
-def test_what_an_earlier_run_left_in_doubt_and_is_gone_does_not_stay_in_doubt():
-    bench = Bench("b", past={"a": 1.0, "b": 1.0, "late": 9.0, "c": None})
-    assert bench.ledger.numbers()["in_doubt"] == 3
-    bench.ledger.forget_past(before=5.0)
-    assert bench.written == [("gone", "a", "c")], "late may turn up yet"
-    assert bench.ledger.numbers()["in_doubt"] == 1
-
-
-def test_what_comes_back_takes_no_place():
-    bench = Bench("a", "b")
-    bench.ledger.leave([(bench.messages["b"], Action.CAME_BACK, "came back")])
-    assert (bench.ledger.looked_at, bench.ledger.places) == (2, 1)
-    numbers = bench.ledger.numbers()
-    assert (numbers["poison"], numbers["returned"]) == (1, 1)
-
-
-def test_claims_are_no_more_than_the_places_that_are_left():
-    bench = Bench("a")
-    assert [bench.ledger.claim(10, 14) for _ in range(3)] == [10, 3, None]
-    bench.ledger.enter(10, [], NOW)
-    assert bench.ledger.claim(10, 14) == 10
 
 
 def test_messages_are_renewed_shortly_before_their_time_and_not_after_it():
@@ -194,40 +121,3 @@ def test_messages_are_renewed_shortly_before_their_time_and_not_after_it():
     bench.clock.now = NOW + 31
     assert bench.ledger.due(15, left=False) == [], "SQS would agree, and hide nothing"
     assert not bench.ledger.renew("b", "b#1", NOW + 90)
-
-
-def test_all_is_given_back_but_what_was_sent():
-    bench = Bench("a", "b", "c")
-    bench.ledger.leave([(bench.messages["a"], Action.SKIP, "x")])
-    bench.ledger.mark_sent(bench.send("b"), "mail")
-    assert sorted(bench.ledger.give_all_back()) == ["a#1", "c#1"]
-    assert bench.ledger.give_all_back() == []
-
-
-def test_the_journal_knows_what_the_ledger_knew(tmp_path):
-    """Random histories: what a killed process leaves on the disk is what was so."""
-    rng = random.Random(5)
-    for number in range(60):
-        path = tmp_path / str(number)
-        with Journal(path, source="q") as journal:
-            bench = Bench(*(f"m{n}" for n in range(8)))
-            bench.ledger._journal = journal
-            for id_ in bench.messages:
-                for _ in range(rng.randrange(3)):
-                    messages = bench.send(id_)
-                    match rng.randrange(3):
-                        case 0:
-                            bench.ledger.mark_unsent(messages)
-                        case 1:
-                            bench.ledger.mark_in_doubt(messages, 1.0, resend=True)
-                        case 2:
-                            bench.ledger.mark_sent(messages, "mail")
-                            if rng.random() < 0.5:
-                                bench.delete(id_)
-                            break
-        with Journal(path, source="q") as journal:
-            rows = bench.ledger.rows.items()
-            sent = {id_ for id_, row in rows if row.state is RowState.SENT}
-            doubted = {id_ for id_, row in rows if row.doubted_at is not None} - sent
-            assert {id_ for id_, at in journal.past.items() if at is None} == sent
-            assert {id_ for id_, at in journal.past.items() if at is not None} == doubted

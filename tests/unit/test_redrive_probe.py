@@ -77,15 +77,6 @@ def test_a_url_is_asked_for_2xx(status, closed):
             thread.join()
 
 
-def test_the_text_of_a_probes_error_is_not_repeated():
-    """It is the provider's: a credential may stand in it, or orders for the terminal."""
-
-    def probe():
-        raise OSError("https://user:password@mail.example \x1b[2J")
-
-    assert Bench(probe).gate.why_closed() == "the probe failed: OSError"
-
-
 def test_a_probe_that_hangs_says_no(monkeypatch):
     """It keeps neither the thread that renews what is held from that, nor the run from ending."""
     monkeypatch.setattr(probe_module, "_PROBE_TIMEOUT_SECONDS", 0.01)

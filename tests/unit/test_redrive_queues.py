@@ -125,12 +125,6 @@ def test_on_a_server_without_the_list_the_queues_are_read(broker):
     assert [queue.name for queue in route.sources] == ["bulk"]
 
 
-def test_a_main_queue_stands_for_its_dead_letter_queue(broker):
-    route = find_route(broker(Sqs(mail="mail-dlq", **{"mail-dlq": None})), "mail", to=None,
-                       force=False)  # fmt: skip
-    assert (route.source.name, route.default.name) == ("mail-dlq", "mail")
-
-
 @pytest.mark.parametrize(
     "name",
     [

@@ -10,10 +10,9 @@ from celery import Celery
 from celery.exceptions import Ignore, ImproperlyConfigured
 
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask, WorkflowTask
-from celery_sqs_backoff.safe import Busy, Compensated, LockLost, NotDispatched, NotUndone, take_back
+from celery_sqs_backoff.safe import Compensated, NotDispatched, NotUndone, take_back
 from celery_sqs_backoff.safe.document import Document
 from celery_sqs_backoff.safe.hooks import message_digest
-from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.store.settings import records_of
 
 from .safe_app import Clock, CountedStore, bare_app, make_app, store_of
@@ -186,74 +185,6 @@ def test_the_main_process_takes_back_what_a_lost_run_has_done(
     assert [name for name, _ in bank.undone] == ["b", "a"]
 
 
-def test_taking_back_waits_for_the_lock(app: Celery, fund: Any, bank: Bank) -> None:
-    """A run may be in a step. The task is retried when the lease is over."""
-    bank.ends = [None, KeyboardInterrupt()]
-    with pytest.raises(KeyboardInterrupt):
-        fund.apply(task_id="A")
-    with Lock(records_of(app), "order:7"), pytest.raises(Busy):
-        take_back.next_step(
-            records_of(app), "order:7", message_digest(app, "fund", "A"), "lost", 9e9, by="1"
-        )
-    assert bank.undone == []
-
-
-def test_the_message_that_last_began_a_step_answers(app: Celery, fund: Any, bank: Bank) -> None:
-    """Another one that is given up takes nothing back."""
-    bank.ends = [None, KeyboardInterrupt()]
-    with pytest.raises(KeyboardInterrupt):
-        fund.apply(task_id="A")
-    bank.ends = [None, KeyboardInterrupt()]
-    with pytest.raises(KeyboardInterrupt):
-        fund.apply(task_id="B")  # has done step b, and begun c
-    taken_back(app, "A")
-    assert bank.undone == []
-    taken_back(app, "B")
-    assert [name for name, _ in bank.undone] == ["c", "b", "a"]
-
-
-def test_a_message_that_begins_no_step_takes_nothing_back(
-    app: Celery, fund: Any, bank: Bank
-) -> None:
-    bank.ends = [None, KeyboardInterrupt()]
-    with pytest.raises(KeyboardInterrupt):
-        fund.apply(task_id="A")
-
-    @app.task(base=WorkflowTask, bind=True)
-    def look(self: Any) -> None:
-        with self.workflow("order:7"):
-            raise REFUSED
-
-    look.apply(task_id="B")
-    assert bank.undone == []
-    taken_back(app, "A")
-    assert [name for name, _ in bank.undone] == ["b", "a"]
-
-
-def test_a_workflow_that_has_ended_is_not_taken_back(app: Celery, fund: Any, bank: Bank) -> None:
-    fund.apply(task_id="A")
-    taken_back(app, "A")
-    fund.apply((REFUSED,), task_id="B")
-    assert bank.undone == []
-
-
-def test_a_message_that_goes_on_after_the_end_answers_for_its_own_steps_alone(
-    app: Celery, fund: Any, bank: Bank
-) -> None:
-    fund.apply(task_id="A")
-    fund.apply((REFUSED, "abcd"), task_id="B")
-    assert [name for name, _ in bank.undone] == ["d"]
-
-
-def test_a_later_run_of_the_message_is_left_to_itself(app: Celery, fund: Any, bank: Bank) -> None:
-    """The run that gave the message up was suspended; SQS has delivered the message again."""
-    bank.ends = [None, KeyboardInterrupt()]
-    with pytest.raises(KeyboardInterrupt):
-        fund.apply(task_id="A")
-    taken_back(app, "A", began=1.0)
-    assert bank.undone == []
-
-
 @pytest.mark.parametrize("end", [Ignore(), None])
 def test_a_block_that_ends_by_ignore_has_ended_well(fund: Any, bank: Bank, end: Any) -> None:
     fund.apply((end,), task_id="A")
@@ -337,21 +268,6 @@ def test_undoing_tasks_that_could_not_be_sent_are_retried(
             taken_back(app, "A", task_id="1")
     taken_back(app, "A", task_id="1")
     assert [name for name, _ in bank.undone] == ["b", "a"]
-
-
-def test_a_run_that_lost_its_lock_does_nothing_more(app: Celery, bank: Bank, fund: Any) -> None:
-    """It was suspended for longer than its lease, and another run has entered."""
-
-    @app.task(base=WorkflowTask, bind=True, name="late")
-    def late(self: Any) -> None:
-        with self.workflow("order:7") as order:
-            order.step("x", bank.do, "x")
-            store_of(app)._records.pop(next(k for k in store_of(app)._records if "lock:" in k))
-            fund.apply(task_id="B")
-            order.step("y", pytest.fail)
-
-    assert isinstance(late.apply(task_id="A").result, LockLost)
-    assert bank.done == ["x", "a", "b", "c"]
 
 
 def test_a_step_is_inside_its_block(app: Celery) -> None:
