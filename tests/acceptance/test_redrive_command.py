@@ -363,18 +363,6 @@ def test_a_signal_ends_the_question_with_a_last_event(stage, tmp_path, number):
     assert sum(stage.bodies(stage.dlq).values()) == 3
 
 
-def test_a_result_that_cannot_be_printed_is_said_on_stderr(stage, tmp_path):
-    """All was sent, and the last words were a traceback."""
-    stage.fill_numbered(3)
-    with Path("/dev/full").open("wb") as full:
-        command = ("sqs-redrive", stage.dlq.name, "--yes")
-        child = start(settings_of(stage), tmp_path, *command, stdout=full, stderr=subprocess.PIPE)
-        said = child.communicate(timeout=60)[1].decode()
-    assert child.returncode == exit_codes.NOT_WRITTEN
-    assert "cannot print the result" in said
-    assert "Traceback" not in said
-
-
 # At 3 a.m.
 
 

@@ -166,21 +166,6 @@ def test_queues_of_the_same_credentials_share_a_client(
     assert sorted(made) == ["other", "testing"]
 
 
-def test_no_sqs_at_all_is_said_in_the_same_form(run: Callable[..., Result], app: Celery) -> None:
-    app.conf.update(broker_read_url="sqs://k:hunter2@127.0.0.1:1//", task_default_queue="mails")
-    app.conf.broker_transport_options = {
-        "region": "us-east-1",
-        "is_secure": False,
-        "client-config": {"retries": {"total_max_attempts": 1}},
-        "max_retries": 1,
-    }
-    result = run("--json")
-    assert result.exit_code == UNREACHABLE
-    assert json.loads(result.stdout)["queues"][0]["ready"] is None
-    assert "cannot read queue mails: EndpointConnectionError" in result.stderr
-    assert "hunter2" not in result.output
-
-
 def test_a_store_that_is_away_is_no_provider_that_is_well(
     run: Callable[..., Result], app: Celery
 ) -> None:

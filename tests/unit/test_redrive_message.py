@@ -231,10 +231,6 @@ def test_no_id_at_all_is_not_all_letters(ids, error):
         RedriveOptions(ids=ids)
 
 
-def test_a_glob_does_not_match_a_letter_without_a_record():
-    assert not RedriveOptions(reason="*").matches(letter(), 0.0)
-
-
 # Packing
 
 

@@ -15,7 +15,6 @@ from celery_sqs_backoff import Guard, NonRetryable, WorkflowTask
 from celery_sqs_backoff.commands import safe
 from celery_sqs_backoff.safe import Compensated, StoreUnavailable
 from celery_sqs_backoff.safe.document import CLOSING, Document
-from celery_sqs_backoff.safe.inspect import free, look
 from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.store.memory import MemoryStore
 from celery_sqs_backoff.store.settings import records_of
@@ -226,48 +225,3 @@ def test_who_frees_a_workflow_that_is_closing_is_told_so(
     freed = run(app, "free", "order:7", "--kind", "workflow", answer="n")
     assert "celery_sqs_backoff.take_back" in freed.stderr
     assert "workflow  closing      order:7" in run(app, "list", "order:7").stdout
-
-
-def test_a_workflow_that_was_freed_meanwhile_keeps_its_steps(app: Celery) -> None:
-    """Two people free it. The second, who had waited at the question, freed the new run's steps."""
-    app.conf.task_always_eager = True
-    done: list[Any] = []
-
-    @app.task(name="take_back")
-    def take_back(result: object) -> None: ...
-
-    @app.task(base=WorkflowTask, bind=True, name="release")
-    def release(self: Any, *, is_refused: bool) -> None:
-        with self.workflow("order:8") as order:
-            order.step("release", lambda key: done.append(key), order.key("x"), undo=take_back.s())
-            if is_refused:
-                raise NonRetryable
-
-    release.apply(kwargs={"is_refused": True}, task_id="message")
-    records = records_of(app)
-    [seen] = (entry for entry in look(records, "order:8") if entry.kind == "workflow")
-    assert free(records, seen)
-    for _ in range(2):
-        release.apply(kwargs={"is_refused": False}, task_id="message")
-        assert not free(records, seen)
-    assert len(done) == 2
-
-
-def test_a_freed_step_that_is_done_again_is_confirmed_again(app: Celery) -> None:
-    """Under another task id: what confirms it may have steps or a guard of its own."""
-    app.conf.task_always_eager = True
-    confirmed: list[str] = []
-
-    @app.task(bind=True, name="post_entry")
-    def post_entry(self: Any, result: object) -> None:
-        confirmed.append(self.request.id)
-
-    @app.task(bind=True, name="charge")
-    def charge(self: Any) -> None:
-        self.step("charge", lambda: "charged", confirm=post_entry.s(), scope="order:8")
-
-    charge.apply(task_id="message")
-    run(app, "free", "order:8", "--kind", "step", "--yes")
-    charge.apply(task_id="message")
-    charge.apply(task_id="message")
-    assert len(confirmed) == len(set(confirmed)) == 2

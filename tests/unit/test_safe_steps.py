@@ -332,34 +332,6 @@ def test_a_step_that_another_message_has_done_meanwhile_is_not_forgotten(app: Ce
     assert done == ["B", "later"], "B has done it, and C need not"
 
 
-def test_two_messages_confirm_one_result(
-    app: Celery, confirmed: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The result that was recorded first is confirmed, although its own message could not do so."""
-    began: list[int] = []
-    results: list[Any] = []
-
-    def charge() -> str:
-        began.append(1)
-        if len(began) > 1:
-            return "first"
-        with monkeypatch.context() as patch:
-            patch.setattr(app.tasks["confirm"], "apply_async", unreachable)
-            run(app, body, message="B", throw=False)
-        return "second"
-
-    def unreachable(*args: object, **options: object) -> None:
-        raise ConnectionError("no broker")
-
-    def body(self: Any) -> None:
-        confirm = app.tasks["confirm"].s()
-        results.append(self.step("charge", charge, scope="order:7", confirm=confirm))
-
-    run(app, body)
-    assert results == ["first"]
-    assert [args for args, _ in confirmed] == [("first",)]
-
-
 def test_the_store_shows_neither_ids_nor_arguments(app: Celery) -> None:
     run(app, lambda self: self.step("charge", len, "secret"), message="task-id-7")
     text = str(store_of(app)._records)
