@@ -164,17 +164,7 @@ class OneWay(Cipher):
         raise PermissionError("hunter2")
 
 
-class Forgets(Cipher):
-    def encrypt(self, data: bytes) -> bytes:
-        return b""
-
-
-class Textual(Cipher):
-    def encrypt(self, data: bytes) -> Any:
-        return data.decode()
-
-
-@pytest.mark.parametrize("cipher", [Cipher, OneWay(), Forgets(), Textual()])
+@pytest.mark.parametrize("cipher", [Cipher, OneWay()], ids=["a class", "one way"])
 def test_a_cipher_that_does_not_work_is_refused_at_the_start(app: Celery, cipher: Any) -> None:
     """Each step would be done, and then not recorded."""
     app.conf.sqs_backoff = {"store": MemoryStore(), "encrypt": Cipher()}
