@@ -7,10 +7,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+
+from tests.support.http_faults import answer, http_faults
 
 from .stores import postgresql_database, require
 
@@ -52,29 +53,17 @@ class Bank:
 def bank_url() -> Iterator[str]:
     bank = Bank()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(bank.of(self.path[1:]))
+    def behave(handler: Any) -> None:
+        found: Any = bank.of(handler.path[1:])
+        if handler.command == "POST":
+            key, body = handler.headers["Idempotency-Key"], json.loads(handler.body)
+            found = bank.ask(handler.path[1:], key, body)
+        status = 422 if found is None else 200
+        answer(status, json.dumps(found).encode())(handler)
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            answer = bank.ask(self.path[1:], self.headers["Idempotency-Key"], body)
-            self._answer(answer or {}, 200 if answer is not None else 422)
-
-        def _answer(self, answer: Any, status: int = 200) -> None:
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with http_faults() as server:
+        server.behave = behave
+        yield server.url
 
 
 def run(bank_url: str, customer: str) -> list[dict[str, Any]]:

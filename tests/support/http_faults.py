@@ -24,9 +24,10 @@ from .processes import free_port
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Server
+    body = b""
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         provider = self.server.provider
         provider.seen += 1
         self.close_connection = True

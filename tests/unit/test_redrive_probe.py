@@ -1,6 +1,5 @@
 """When the gate stops a redrive."""
 
-import http.server
 import threading
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from celery_sqs_backoff.redrive import probe as probe_module
 from celery_sqs_backoff.redrive.halt import Halt
 from celery_sqs_backoff.redrive.probe import ProbeGate, parse_probe
+from tests.support.http_faults import answer, http_faults
 
 
 class Bench:
@@ -57,24 +57,14 @@ def test_a_good_answer_between_two_bad_ones_starts_the_count_again():
 
 @pytest.mark.parametrize(("status", "closed"), [(204, False), (503, True), (302, True)])
 def test_a_url_is_asked_for_2xx(status, closed):
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200 if self.path == "/login" else status)
-            self.send_header("Location", "/login")  # which is well
-            self.end_headers()
-
-        def log_message(self, *args):
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        probe = parse_probe(f"http://127.0.0.1:{server.server_port}/health")
-        try:
-            assert (Bench(probe).gate.why_closed() is not None) is closed
-        finally:
-            server.shutdown()
-            thread.join()
+    """A redirect leads to a login page, which is well."""
+    answers = {"/login": answer(200)}
+    with http_faults() as server:
+        server.behave = lambda handler: answers.get(
+            handler.path, answer(status, Location="/login")
+        )(handler)
+        probe = parse_probe(f"{server.url}/health")
+        assert (Bench(probe).gate.why_closed() is not None) is closed
 
 
 def test_a_probe_that_hangs_says_no(monkeypatch):
