@@ -28,8 +28,10 @@ class Clock:
     def __init__(self, now: float = 1_800_000_000.0) -> None:
         self.now = now
 
-    def __call__(self) -> float:
+    def time(self) -> float:
         return self.now
+
+    __call__ = time
 
 
 @dataclass(frozen=True)

@@ -29,16 +29,6 @@ class CountedStore(MemoryStore):
         return super().__getattribute__(name)
 
 
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def time(self) -> float:
-        return self.now
-
-
 def bare_app(name: str) -> Celery:
     """Return an app whose tasks are of our class, and of no other app."""
     app = Celery(name, broker="memory://", set_as_current=False)

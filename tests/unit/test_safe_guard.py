@@ -16,8 +16,9 @@ from celery_sqs_backoff.safe import Busy, Refused
 from celery_sqs_backoff.safe.guard import cut_short, enter, finish, release
 from celery_sqs_backoff.store.memory import MemoryStore
 from celery_sqs_backoff.store.records import Records
+from tests.support.fake_sqs import Clock
 
-from .safe_app import Clock, make_app, store_of
+from .safe_app import make_app, store_of
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from celery_sqs_backoff import WorkflowTask
 from celery_sqs_backoff.safe import Busy, HeldByItself, LockLost
 from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.store.records import Records
+from tests.support.fake_sqs import Clock
 
-from .safe_app import Clock, CountedStore, make_app
+from .safe_app import CountedStore, make_app
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from celery import Celery, chain, group
 from celery_sqs_backoff import Guard, NonRetryable
 from celery_sqs_backoff.safe import NotDispatched, OtherInput, OutsideRun, StepNotRecorded
 from celery_sqs_backoff.safe.names import NAMESPACE, input_of
+from tests.support.fake_sqs import Clock
 
-from .safe_app import Clock, CountedStore, make_app, store_of
+from .safe_app import CountedStore, make_app, store_of
 
 DAY = 24 * 3600.0
 
@@ -135,38 +136,26 @@ def test_inputs_that_are_the_same() -> None:
     assert len({input_of(str, (each,), {}) for each in same}) == 1
 
 
-@pytest.mark.parametrize("name", ["charge", 7])
-def test_two_steps_of_a_run_need_two_names(app: Celery, name: object) -> None:
-    """A loop whose steps all have one name would do the first, and skip the others."""
-
-    def body(self: Any) -> None:
-        self.step(name, str, 1)
-        self.step(str(name), str, 1)
-
-    with pytest.raises(ValueError, match="each its own"):
-        run(app, body)
+async def not_awaited() -> None: ...
 
 
-@pytest.mark.parametrize("name", [None, "", True, "x" * 300])
-def test_a_name_is_text_an_int_or_a_uuid(app: Celery, name: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="name"):
-        run(app, lambda self: self.step(name, str, 1))
-
-
-def test_a_scope_holds_200_steps(app: Celery) -> None:
-    def body(self: Any) -> None:
-        for number in range(201):
-            self.step(number, str, 1)
-
-    with pytest.raises(ValueError, match="at most 200"):
-        run(app, body)
-
-
-def test_an_async_step_is_refused(app: Celery) -> None:
-    async def charge() -> None: ...
-
-    with pytest.raises(TypeError, match="async"):
-        run(app, lambda self: self.step("charge", charge))
+@pytest.mark.parametrize(
+    ("names", "function", "why"),
+    [
+        # A loop whose steps all have one name would do the first, and skip the others.
+        pytest.param(["charge", "charge"], str, "each its own", id="one name twice"),
+        pytest.param([7, "7"], str, "each its own", id="one name twice, as a number"),
+        *(pytest.param([name], str, "name", id=repr(name)) for name in (None, "", True)),
+        pytest.param(["x" * 300], str, "name", id="300 characters"),
+        pytest.param(range(201), str, "at most 200", id="201 steps"),
+        pytest.param(["charge"], not_awaited, "async", id="async"),
+    ],
+)
+def test_a_step_that_could_not_be_known_or_done_is_refused(
+    app: Celery, names: Any, function: Any, why: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=why):
+        run(app, lambda self: [self.step(name, function) for name in names])
 
 
 def test_a_result_that_is_not_json_is_not_recorded(app: Celery) -> None:

@@ -14,8 +14,9 @@ from celery_sqs_backoff.safe import Compensated, NotDispatched, NotUndone, take_
 from celery_sqs_backoff.safe.document import Document
 from celery_sqs_backoff.safe.hooks import message_digest
 from celery_sqs_backoff.store.settings import records_of
+from tests.support.fake_sqs import Clock
 
-from .safe_app import Clock, CountedStore, bare_app, make_app, store_of
+from .safe_app import CountedStore, bare_app, make_app, store_of
 
 
 class Bank:
