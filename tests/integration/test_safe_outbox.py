@@ -168,16 +168,21 @@ def test_a_call_that_was_not_deleted_is_sent_under_the_same_id(
 
 
 def test_of_two_senders_one_sends(mail: Any, broker: Broker) -> None:
-    write(mail, broker, 7)
-    rounds: list[tuple[int, int]] = []
+    """Also where the other one has listed the call before it was claimed."""
+    from celery_sqs_backoff.contrib.django.models import OutboxCall
 
-    def send_while_another_sends(_: Any, *args: Any, **options: Any) -> None:
-        rounds.append(send_left_calls(mail.app))
+    write(mail, broker, 7)
+    (listed,) = OutboxCall.objects.values_list("pk", "claims")
+    others: list[object] = []
+
+    def send_while_others_send(_: Any, *args: Any, **options: Any) -> None:
+        others.append(send_left_calls(mail.app))
+        others.append(outbox._send(mail.app, OutboxCall.objects, *listed))
         broker.send(*args, **options)
 
-    type(mail).apply_async = send_while_another_sends
+    type(mail).apply_async = send_while_others_send
     assert send_left_calls(mail.app) == (1, 0)
-    assert (rounds, len(broker.sent)) == ([(0, 0)], 1)
+    assert (others, len(broker.sent)) == ([(0, 0), None], 1)
 
 
 def test_a_transaction_longer_than_its_claim_sends_once(mail: Any, broker: Broker) -> None:
