@@ -83,7 +83,7 @@ def test_a_store_whose_library_is_missing_here_stops_no_migration(
 ) -> None:
     """``migrate`` runs the checks, in an image that has not all that workers have."""
     monkeypatch.setitem(sys.modules, "redis", None)
-    app.conf.sqs_backoff = {"store": "redis://127.0.0.1:1/0"}
+    app.conf.sqs_backoff = {"store": "redis://127.0.0.1:1/9"}  # of which no store is open yet
     assert of_store(checks.check_app) == []
     [error] = of_store(checks.check_deployment)
     assert error.id == "celery_sqs_backoff.E023"
