@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from celery.utils.log import get_logger
@@ -16,8 +17,9 @@ from ..sqs.eta import parse_eta
 from ..sqs.queues import Queue
 from ..sqs.visibility import standing, visibility_delay
 from . import unreadable
-from .foreign import IGNORED
+from .inbox import Inbox
 from .lease import Lease
+from .payload import IGNORED
 from .providers import Gate
 
 logger = get_logger(__name__)
@@ -42,12 +44,12 @@ class Admission:
 
     Arguments:
         worker: its name, for dead letters.
-        put: hands a message to Celery's loop, once its provider lets it start. Any thread calls it.
+        inbox: gets a message that had to wait, once its provider lets it start.
     """
 
-    def __init__(self, worker: str, put: Callable[[Lease], object]) -> None:
+    def __init__(self, worker: str, inbox: Inbox) -> None:
         self._worker = worker
-        self._put = put
+        self._inbox = inbox
         #: False while the worker stops, or has lost its connection.
         self.is_open = True
 
@@ -113,7 +115,9 @@ class Admission:
         options = lease.options
         if options is None or not (starts or gate.hides_all):
             return False
-        if gate.hides(lease, options) or gate.waits(lease, options, lambda: self._put(lease)):
+        if gate.hides(lease, options) or gate.waits(
+            lease, options, partial(self._inbox.put, lease)
+        ):
             return True
         if not starts:
             lease.slot_at = None

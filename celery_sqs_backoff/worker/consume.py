@@ -38,7 +38,7 @@ def _keep_bad_messages(consumer: Any, receiver: Receiver) -> None:
     """Replace Celery's four handlers for bad messages, which delete them."""
 
     def keep(message: Any, what: str, exc: BaseException | None = None) -> None:
-        lease = receiver.lease(message.delivery_tag)
+        lease = receiver.window.lease(message.delivery_tag)
         if lease is not None:  # else it was lost, or given back, a moment ago
             what = what if exc is None else f"{what} ({type(exc).__name__})"
             unreadable.keep(lease, message.headers or {}, what, worker=consumer.hostname)
@@ -66,7 +66,7 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
     handle = celery_default(task, app, consumer, **options)
 
     def admit(message: Any, *args: Any, **kwargs: Any) -> None:
-        lease = receiver.lease(message.delivery_tag)
+        lease = receiver.window.lease(message.delivery_tag)
         if lease is None:
             return  # it was lost, or given back, a moment ago: it runs elsewhere
         message.sqs_lease = lease
@@ -107,7 +107,7 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
     hand_to_pool: Callable[[Any], object] = consumer.on_task_request
 
     def on_task_request(request: Any) -> None:
-        lease = receiver.lease(request.message.delivery_tag)
+        lease = receiver.window.lease(request.message.delivery_tag)
         if lease is None:
             forget(request)  # its message was lost, or given back, a moment ago
             return
@@ -125,7 +125,7 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
         elif not lease.may_start():
             forget(request)
             return
-        receiver.window.started(lease.tag)
+        receiver.window.started(lease)
         _hand_over(receiver, hand_to_pool, request)
 
     consumer.on_task_request = on_task_request
@@ -167,11 +167,11 @@ def settle_by_leases(channel: Any, receiver: Receiver) -> None:
     """Make kombu's ack and reject settle the message's lease."""
 
     def basic_ack(delivery_tag: str, multiple: bool = False) -> None:
-        if (lease := receiver.lease(delivery_tag)) is not None:
+        if (lease := receiver.window.lease(delivery_tag)) is not None:
             lease.done()
 
     def basic_reject(delivery_tag: str, requeue: bool = False) -> None:
-        if (lease := receiver.lease(delivery_tag)) is not None:
+        if (lease := receiver.window.lease(delivery_tag)) is not None:
             _reject(lease, channel, requeue)
 
     channel.basic_ack = basic_ack
@@ -197,7 +197,9 @@ def _settle_plain(request: Any, lease: Lease, receiver: Receiver) -> None:
     request.lease, request.may_begin = lease, partial(_may_begin, request)
     lease.handed_to_pool = partial(was_handed_to_pool, request)
     request._on_ack = lambda logger, errors: lease.done()
-    request._on_reject = lambda logger, errors, requeue: _reject(lease, receiver.channel, requeue)
+    request._on_reject = lambda logger, errors, requeue: _reject(
+        lease, receiver.inbox.channel, requeue
+    )
     request.on_failure = _releasing(lease, request.on_failure)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Any
 
 from celery.worker import state
 
-from .lease import Lease
+from ..observe.health import Pulse
+from . import unreadable
+from .lease import Lease, State
 from .observation import EVENT_LOOP
 from .upstream import is_pool_of
-
-if TYPE_CHECKING:
-    from .receive import Receiver
+from .window import Window
 
 #: Pools in which handing a task over may wait until it, or another, has ended.
 _BLOCKING_POOLS = ("solo", "gevent", "eventlet")
@@ -25,20 +25,21 @@ _WAIT_SECONDS = 0.5
 class Inbox:
     """Messages that wait for Celery's loop, under their leases.
 
-    Arguments:
-        receiver: its ``deliver`` gives a message to Celery, in Celery's loop, and does not raise.
-            Without a loop, Celery calls :meth:`drain_events` instead.
+    Without a loop, Celery calls :meth:`drain_events` instead.
+
+    Attributes:
+        channel: kombu's, from the moment when the worker has one.
     """
 
-    def __init__(self, receiver: Receiver) -> None:
-        consumer = receiver.consumer
-        self._deliver, self._window = receiver.deliver, receiver.window
-        self._hub, self._pulse = consumer.hub, receiver.keeper.pulse
+    def __init__(self, consumer: Any, window: Window, pulse: Pulse) -> None:
+        self.channel: Any = None
+        self._window, self._hub, self._pulse = window, consumer.hub, pulse
+        self._worker: str = consumer.hostname
         self._one_at_a_time = any(is_pool_of(consumer.pool, name) for name in _BLOCKING_POOLS)
         self._cond = threading.Condition()
         self._leases: deque[Lease] = deque()
         self._will_drain = False
-        self._window.on_freed = self.wake
+        window.on_freed = self.wake
 
     def put(self, lease: Lease) -> None:
         """Add a message. Safe in any thread."""
@@ -86,12 +87,12 @@ class Inbox:
             if not self._can_deliver():
                 raise TimeoutError
         while self._can_deliver():
-            self._deliver_one()
+            self._deliver()
 
     def _drain(self) -> None:
         try:
             while self._can_deliver():
-                self._deliver_one()
+                self._deliver()
                 if self._one_at_a_time:
                     break
         finally:
@@ -105,15 +106,38 @@ class Inbox:
             return False
         return not self._one_at_a_time or self._window.has_free_process
 
-    def _deliver_one(self) -> None:
+    def _deliver(self) -> None:
+        """Give a message to Celery, or let it go on where its provider made it wait.
+
+        A message that Celery or kombu fails to take is hidden, unless its task is running.
+        """
         try:
             lease = self._leases.popleft()
         except IndexError:  # cleared by another thread
             return
-        self._deliver(lease)
+        if lease.state is not State.HELD:
+            return  # it was given back, or lost, while it waited
+        try:
+            connection = self.channel.connection
+            if lease.go_on is not None:
+                lease.go_on()
+            elif lease.source not in connection._callbacks:
+                # Its queue has been cancelled ("cancel_consumer"). kombu would reject it
+                # on whatever channel it finds first, which need not be ours.
+                lease.give_back()
+            else:
+                connection._deliver(lease.payload, lease.source)
+                # The lease alone settles it, so kombu need not hold, or restore, it.
+                self.channel.qos.ack(lease.tag)
+        except Exception as exc:  # noqa: BLE001  # whatever is wrong with it, others are waiting
+            if not lease.is_settled() and not lease.handed_to_pool():
+                what = f"its headers or its body cannot be used ({type(exc).__name__})"
+                unreadable.keep(lease, {}, what, worker=self._worker)
+        if lease.state is State.HELD and not lease.keeps_place:
+            self._window.blocked(lease)
 
 
 def is_stopping() -> bool:
     """Return whether Celery is shutting down. Its flags hold True or an exit code, maybe 0."""
-    stop, terminate = state.should_stop, state.should_terminate
-    return not ((stop is None or stop is False) and (terminate is None or terminate is False))
+    flags = state.should_stop, state.should_terminate
+    return any(flag is not None and flag is not False for flag in flags)

@@ -1,65 +1,155 @@
 """From the body of an SQS message to what kombu makes a message of; anything else is refused.
 
-The queue's senders are not trusted: kombu and Celery take the types in an envelope for granted, and
-a list where a dict is due would end one worker after the other.
+kombu and Celery take the types in an envelope for granted, and a list where a dict is due would end
+one worker after the other. The adapters of an app make tasks of bodies that Celery has not sent.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from kombu.utils.imports import symbol_by_name
 from kombu.utils.json import loads as kombu_loads
 
+from ..foreign import IGNORE, Adapter
 from ..sqs.envelope import load_body
+from ..text import nests_too_deep
+
+#: The payload of a message that needs no task.
+IGNORED: Final[dict[str, Any]] = {}
+
+#: The headers that the worker's own code takes for granted, and their types. ``None`` is right too.
+#: https://docs.celeryq.dev/en/stable/internals/protocol.html
+_HEADERS: Final[dict[str, type | tuple[type, ...]]] = {
+    "task": str,
+    "id": str,
+    "shadow": str,
+    "eta": (str, datetime),
+    "expires": (str, datetime),
+    "retries": int,
+    "timelimit": (list, tuple),
+    "stamped_headers": list,
+    "stamps": dict,
+}
 
 
 class NotUnderstood(Exception):
     """The body is not a task message. The text says why, without a word of the body."""
 
 
-def celery_payload(body: str) -> dict[str, Any] | None:
+class Payloads:
+    """Reads the messages of one worker.
+
+    Arguments:
+        consumer: Celery's. The setting ``foreign`` of its app has the adapters, each a callable or
+            where to import it from, by the queue's name in Celery.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        settings = consumer.app.conf.get("sqs_backoff") or {}
+        self._consumer = consumer
+        self._adapters: dict[str, Adapter] = {
+            queue: symbol_by_name(adapter) if isinstance(adapter, str) else adapter
+            for queue, adapter in (settings.get("foreign") or {}).items()
+        }
+
+    def read(self, queue: str, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the payload that kombu has sent, or that the queue's adapter makes of the message.
+
+        Raises:
+            NotUnderstood: it is neither.
+        """
+        try:
+            return celery_payload(message["Body"])
+        except NotUnderstood:
+            if queue not in self._adapters:
+                raise
+        attributes = {
+            name: value.get("StringValue", value.get("BinaryValue"))
+            for name, value in (message.get("MessageAttributes") or {}).items()
+        }
+        try:
+            call = self._adapters[queue](message["Body"], attributes)
+        except BaseException as exc:  # noqa: BLE001  # sys.exit() would end the poller's thread
+            raise NotUnderstood(f"the adapter raised {type(exc).__name__}") from None
+        if call is None:
+            raise NotUnderstood("the adapter does not understand it")
+        if call is IGNORE:
+            return IGNORED
+        try:
+            task, args, kwargs = call
+            if nests_too_deep([args, kwargs]):
+                raise RecursionError
+            if not isinstance(task, str) or task not in self._consumer.strategies:
+                raise NotUnderstood("the adapter named a task that is not registered here")
+            return self._payload(task, list(args), dict(kwargs), message["MessageId"], queue)
+        except NotUnderstood:
+            raise
+        except Exception as exc:  # noqa: BLE001  # its result may do anything, or be too deep
+            raise NotUnderstood(
+                f"the adapter returned no (task, args, kwargs) in JSON ({type(exc).__name__})"
+            ) from None
+
+    def _payload(
+        self, task: str, args: list[Any], kwargs: dict[str, Any], task_id: str, queue: str
+    ) -> dict[str, Any]:
+        """Return the payload of a task, as Celery would have sent it.
+
+        Its ID is that of the message, so it is the same at each receive.
+        """
+        sent = self._consumer.app.amqp.as_task_v2(
+            task_id,
+            task,
+            args,
+            kwargs,
+            # Celery logs these, and a stranger has sent the arguments.
+            argsrepr="(...)",
+            kwargsrepr="{...}",
+            origin=self._consumer.hostname,
+            ignore_result=None,  # as the task says: Celery 5.7 takes False for a call's wish
+        )
+        return {
+            "body": base64.b64encode(json.dumps(sent.body).encode()).decode(),
+            "content-encoding": "utf-8",
+            "content-type": "application/json",
+            "headers": sent.headers,
+            "properties": {
+                **sent.properties,
+                "body_encoding": "base64",
+                "delivery_info": {"exchange": "", "routing_key": queue},
+                "priority": 0,
+            },
+        }
+
+
+def celery_payload(body: str) -> dict[str, Any]:
     """Read a message that kombu has sent.
 
-    Returns:
-        kombu's raw payload, or ``None`` if the body is something else altogether: no JSON object,
-        or one without kombu's fields.
-
     Raises:
-        NotUnderstood: it has kombu's fields, but they do not describe a task.
+        NotUnderstood: it has not kombu's fields, or they do not describe a task.
     """
     found = load_body(body, kombu_loads)
     if found is None or "properties" not in found or "body" not in found:
-        return None
-    headers = found["headers"] = _dict(found.get("headers"), "its headers are")
-    properties = found["properties"] = _dict(found["properties"], "its properties are")
-    properties["delivery_info"] = _dict(properties.get("delivery_info"), "its delivery_info is")
-    check_headers(headers)
-    for name, where in _TEXTS:
-        value = (found if where is None else properties[where]).get(name)
-        if value is not None and not isinstance(value, str):
-            raise NotUnderstood(f"its {name} is {_kind(value)}")
+        raise NotUnderstood("it is no Celery message")
+    check_headers(_dict(found, "headers"))
+    _dict(_dict(found, "properties"), "delivery_info")
     return found
 
 
 def check_headers(headers: Mapping[str, Any]) -> None:
-    """Check the types that Celery's main process takes for granted in headers.
+    """Check the types that the worker's own code takes for granted in headers.
 
     Raises:
         NotUnderstood: one of them is of the wrong type.
     """
     for name, types in _HEADERS.items():
-        value: Any = headers.get(name)
-        if value is None:
-            continue
-        if (
-            not isinstance(value, types)
-            or (types is int and not _is_number(value, int))
-            or (name == "timelimit" and not _is_time_limit(value))
-            or (name == "stamped_headers" and not _are_texts(value))
-        ):
-            raise NotUnderstood(f"its header {name} is {_kind(value)}, or out of range")
+        value = headers.get(name)
+        if value is not None and not isinstance(value, types):
+            raise NotUnderstood(f"its header {name} is of type {type(value).__name__}")
 
 
 def check_call(payload: Any) -> None:
@@ -83,59 +173,13 @@ def check_call(payload: Any) -> None:
         args, kwargs, embed = payload
     if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
         raise NotUnderstood("its arguments are no list and no dict of keyword arguments")
-    if embed is not None and not (isinstance(embed, dict) and _are_texts(embed)):
+    if not isinstance(embed, dict | None):
         raise NotUnderstood("its third part is no dict of what the task is embedded in")
 
 
-def _is_number(value: Any, *types: type) -> bool:
-    return type(value) in types and 0 <= value < _MAX_NUMBER  # True is an int, too
-
-
-def _is_time_limit(limits: Any) -> bool:
-    if list(limits) == [None, None]:  # as of most messages
-        return True
-    return len(limits) == 2 and all(
-        limit is None or _is_number(limit, int, float) for limit in limits
-    )
-
-
-#: The headers that Celery's main process works with, and the types that it takes for granted.
-#: ``None``, or no value, is right for all of them.
-#: https://docs.celeryq.dev/en/stable/internals/protocol.html
-_HEADERS: Final[dict[str, type | tuple[type, ...]]] = {
-    **dict.fromkeys(("task", "id", "root_id", "parent_id", "group", "shadow", "lang"), str),
-    **dict.fromkeys(("argsrepr", "kwargsrepr", "origin"), str),
-    **dict.fromkeys(("eta", "expires"), (str, datetime)),
-    **dict.fromkeys(("retries", "replaced_task_nesting"), int),
-    **dict.fromkeys(("timelimit",), (list, tuple)),
-    **dict.fromkeys(("ignore_result",), bool),
-    **dict.fromkeys(("stamped_headers",), list),
-    **dict.fromkeys(("stamps",), dict),
-}
-
-#: The texts outside of the headers, and where in the properties they are.
-_TEXTS: Final = (
-    ("content-type", None),
-    ("content-encoding", None),
-    ("exchange", "delivery_info"),
-    ("routing_key", "delivery_info"),
-)
-
-#: More than any count of retries, or than any time limit in seconds.
-_MAX_NUMBER: Final = 1_000_000
-
-
-def _are_texts(values: Any) -> bool:
-    return set(map(type, values)) <= {str}
-
-
-def _dict(value: Any, what: str) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise NotUnderstood(f"{what} {_kind(value)}")
-    return value
-
-
-def _kind(value: Any) -> str:
-    return f"of type {type(value).__name__}"
+def _dict(of: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a part of an envelope, which has it empty if it was left out."""
+    part = of[name] = of.get(name) or {}
+    if not isinstance(part, dict):
+        raise NotUnderstood(f"its {name} are of type {type(part).__name__}")
+    return part

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -68,8 +69,8 @@ class Poller:
         wait_seconds: int = 20,
         pause_seconds: float = _AFTER_TOO_SOON_SECONDS,
     ) -> None:
-        self.name, self.url = name, url
-        self.queue = queue_name(url)  # as all events call it, whatever Celery calls it
+        self.url, self._celery_name = url, name
+        self.queue_name = queue_name(url)  # as all events call it, whatever Celery calls it
         self._receiver, self._window = receiver, receiver.window
         self._keeper = keeper = receiver.keeper
         self._events, self._pulse, self._clock = keeper.events, keeper.pulse, keeper.clock
@@ -92,7 +93,7 @@ class Poller:
         with self._lock:
             self._stopped.clear()
             if not self._is_alive():
-                thread_name = f"sqs-poll-{self.queue}"
+                thread_name = f"sqs-poll-{self.queue_name}"
                 self._main = threading.Thread(target=self._run, name=thread_name, daemon=True)
                 self._main.start()  # without it no message is received: let it raise
         limit = self._wait_seconds + self._pause_seconds + _LONGEST_TURN_SECONDS
@@ -108,43 +109,35 @@ class Poller:
     # The threads
 
     def _run(self) -> None:
-        while self._goes_on():
-            self._survive(self._poll)
-
-    def _goes_on(self) -> bool:
-        """Return whether the main thread continues. If not, the next ``start`` creates another."""
-        with self._lock:
-            if self._stopped.is_set():
-                self._main = None
-                return False
-            return True
+        while True:
+            with self._lock:
+                if self._stopped.is_set():
+                    self._main = None  # the next start creates another thread
+                    return
+            with self._survives():
+                self._poll()
 
     def _help(self) -> None:
         """Help the main thread, as long as the queue has a backlog and there is room."""
         name = f"{self._name}, thread {threading.get_ident()},"
         self._pulse.watch(name, limit_seconds=_LONGEST_TURN_SECONDS)
-        self._survive(partial(self._receive_more, name))
+        with self._survives():
+            while not self._stopped.is_set() and (more := self._window.take_more(self.url)):
+                self._pulse.note_turn(name)
+                self._receive(more, wait_seconds=0, is_main=False)
         self._pulse.forget(name)
         with self._lock:
             self._helpers -= 1
 
-    def _receive_more(self, name: str) -> None:
-        while (
-            not self._stopped.is_set()
-            and self._most >= MAX_BATCH_ENTRIES
-            and (asked_for := self._window.take_more(self.url))
-        ):
-            self._pulse.note_turn(name)
-            self._receive(asked_for, wait_seconds=0, is_main=False)
-
-    def _survive(self, step: Callable[[], object]) -> None:
+    @contextmanager
+    def _survives(self) -> Iterator[None]:
+        """Log an exception, and pause. It may be a bug of ours or a client's."""
         try:
-            step()
-        except BaseException as exc:  # noqa: BLE001
-            # Our bug or a client's: the queue must still be polled.
+            yield
+        except BaseException as exc:  # noqa: BLE001  # the queue must still be polled
             logger.error(
                 "sqs_backoff.poller_failed: queue %s: %s",
-                *(self.queue, error_site(exc, calls=BUG_CALLS)),
+                *(self.queue_name, error_site(exc, calls=BUG_CALLS)),
             )
             self._stopped.wait(_AFTER_FAILURE.delay(1, random))
 
@@ -167,22 +160,8 @@ class Poller:
         main = self._main
         return main is not None and main.is_alive()
 
-    def _tell(self, received: Received) -> int:
-        """Tell observers how a receive ended, and return how many in a row have failed."""
-        if received.failure is not None:
-            failures = self._failures = self._failures + 1
-            code = received.failure.code
-            self._events.emit(ReceiveFailed(queue=self.queue, code=code, failures=failures))
-            return failures
-        failures, self._failures = self._failures, 0
-        if failures:
-            self._events.emit(ReceivingAgain(queue=self.queue, failures=failures))
-        ids = tuple(message["MessageId"] for message in received.messages)
-        self._events.emit(Polled(queue=self.queue, message_ids=ids))
-        return 0
-
     def _receive(self, asked_for: int, *, wait_seconds: int, is_main: bool) -> None:
-        asked_at, brought, seconds, failures = self._clock(), 0, 0.0, 0
+        asked_at, brought, seconds = self._clock(), 0, 0.0
         try:
             hidden_seconds = self._keeper.seconds_to_receive_for(self._queue)
             received = self._calls.receive(
@@ -191,20 +170,37 @@ class Poller:
                 visibility_timeout_seconds=hidden_seconds,
             )
             brought, seconds = len(received.messages), self._clock() - asked_at
-            failures = self._tell(received)  # before they are settled
+            self._tell(received)  # before they are settled
             if received.messages:
-                seconds_ago = max(0.0, seconds - wait_seconds - _ON_THE_WAY_SECONDS)
                 self._receiver.take(
-                    self, received.messages, seconds_ago=seconds_ago, hidden_seconds=hidden_seconds
+                    self._celery_name,
+                    self._queue,
+                    received.messages,
+                    seconds_ago=max(0.0, seconds - wait_seconds - _ON_THE_WAY_SECONDS),
+                    hidden_seconds=hidden_seconds,
                 )
         finally:
             self._window.responded(self.url, asked_for=asked_for, messages=brought, seconds=seconds)
-        if failures:
-            self._stopped.wait(_AFTER_FAILURE.delay(failures, random))
+        if received.failure is not None:
+            self._stopped.wait(_AFTER_FAILURE.delay(max(1, self._failures), random))
         elif brought >= asked_for:
             self._start_helper()
         elif not brought and is_main:  # only the main thread asks again
             self._pause(seconds)
+
+    def _tell(self, received: Received) -> None:
+        """Tell observers how a receive ended, and count those in a row that fail."""
+        failures, queue = self._failures, self.queue_name
+        if received.failure is not None:
+            self._failures = failures + 1
+            code = received.failure.code
+            self._events.emit(ReceiveFailed(queue=queue, code=code, failures=self._failures))
+            return
+        self._failures = 0
+        if failures:
+            self._events.emit(ReceivingAgain(queue=queue, failures=failures))
+        ids = tuple(message["MessageId"] for message in received.messages)
+        self._events.emit(Polled(queue=queue, message_ids=ids))
 
     def _pause(self, seconds: float) -> None:
         """Wait after a receive that brought no message, unless it has waited itself."""
@@ -216,7 +212,8 @@ class Poller:
     def _start_helper(self) -> None:
         """Let another thread receive too, if the queue has a backlog and there is room."""
         with self._lock:
-            if self._stopped.is_set() or self._helpers >= _MAX_CALLS - 1:
+            is_full = self._helpers >= _MAX_CALLS - 1 or self._most < MAX_BATCH_ENTRIES
+            if is_full or self._stopped.is_set():
                 return
             self._helpers += 1
         if call_in_time(self._help, seconds=0) is None:

@@ -119,7 +119,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
     def _check_queues(self, c: Any) -> None:
         channel, receiver = c.task_consumer.channel, c.sqs_receiver
         urls = [channel._resolve_queue_url(queue.name) for queue in c.task_consumer.queues]
-        queues = [receiver.queue(url) for url in urls]
+        queues = [receiver.read_queue(url) for url in urls]
         covered = [name for name in c.strategies if _is_covered(c.app.tasks.get(name))]
         others = [
             name for name in c.strategies if name not in covered and not name.startswith("celery.")

@@ -1,21 +1,26 @@
 """How many messages a worker may hold, and which poller may ask SQS for more.
 
 :class:`Load` computes how many messages to request now, :class:`Throughput` estimates how many are
-settled during a call. Both are pure. :class:`Window` counts messages and lets the pollers wait.
+settled during a call. Both are pure. :class:`Window` has the messages and lets the pollers wait.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-import time
-from collections.abc import Callable, Hashable
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from celery.utils.log import get_logger
 
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from ..sqs.queues import queue_name
+from .keeper import Keeper
+from .lease import Lease
+from .upstream import pool_size
 
 logger = get_logger(__name__)
 
@@ -144,90 +149,86 @@ class _Queue:
     has_backlog: bool = False
     last_asked_at: float = 0.0
     behind_since: float | None = None
-    is_behind_logged: bool = False
 
     def is_about_to_bring(self, now: float) -> bool:
         return self.has_backlog and self.asked_for > 0 and now - self.last_asked_at < _SOON_SECONDS
 
 
 class Window:
-    """Counts the messages that a worker holds, and lets pollers wait for room. Thread-safe.
+    """Has the messages that a worker holds, and lets pollers wait for room. Thread-safe.
 
-    A message is any hashable object that stands for it. A poller names its queue by the URL.
+    A poller names its queue by the URL.
 
     Arguments:
-        processes: how many tasks the pool could run at a time; called each time.
-        multiplier: of the prefetch window; 0 = no limit.
-        waiting_for: how many of a queue's settlements SQS has not confirmed.
-        clock: seconds, monotonic.
+        consumer: Celery's. Its pool, its autoscaler and its prefetch multiplier may change.
+        keeper: knows how many settlements of a queue SQS has not confirmed.
 
     Attributes:
-        on_freed: called, without any lock, when a message is settled or blocked.
+        on_freed: called, without any lock, when a message is settled or lost.
     """
 
-    def __init__(
-        self,
-        *,
-        processes: Callable[[], int],
-        multiplier: Callable[[], int],
-        waiting_for: Callable[[str], int] = lambda url: 0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._processes = processes
-        self._multiplier = multiplier
-        self._waiting_for = waiting_for
-        self._clock = clock
+    def __init__(self, consumer: Any, keeper: Keeper) -> None:
+        self._consumer, self._keeper = consumer, keeper
         self.on_freed: Callable[[], object] = lambda: None
         self._cond = threading.Condition()
-        self._held: set[Hashable] = set()
-        self._blocked: set[Hashable] = set()
-        self._running: set[Hashable] = set()
-        self._queues: dict[str, _Queue] = {}
+        self._held: dict[str, Lease] = {}  # by delivery tag
+        self._blocked: set[str] = set()
+        self._running: set[str] = set()
+        self._queues: defaultdict[str, _Queue] = defaultdict(_Queue)
         self._throughput = Throughput()
 
     # Messages
 
-    def received(self, message: Hashable) -> None:
-        """Note that a message is held."""
+    def received(self, lease: Lease) -> None:
+        """Hold a message, until its lease frees its place."""
+        lease.free = partial(self._free, lease)
         with self._cond:
-            self._held.add(message)
+            self._held[lease.tag] = lease
 
-    def blocked(self, message: Hashable) -> None:
+    def lease(self, tag: str) -> Lease | None:
+        """Return the lease on a message by its delivery tag, until it is settled or lost."""
+        return self._held.get(tag)
+
+    def blocked(self, lease: Lease) -> None:
         """Note that a message waits for something other than a process, unless it has started."""
         with self._cond:
-            if message in self._held and message not in self._running:
-                self._blocked.add(message)
+            if lease.tag in self._held and lease.tag not in self._running:
+                self._blocked.add(lease.tag)
                 self._cond.notify_all()
 
-    def started(self, message: Hashable) -> None:
+    def started(self, lease: Lease) -> None:
         """Note that a message's task was handed to the pool."""
         with self._cond:
-            self._blocked.discard(message)
-            if message in self._held:
-                self._running.add(message)
+            self._blocked.discard(lease.tag)
+            if lease.tag in self._held:
+                self._running.add(lease.tag)
 
-    def freed(self, message: Hashable) -> None:
-        """Note that a message is settled. May be called more than once."""
+    def _free(self, lease: Lease) -> None:
         with self._cond:
-            if message not in self._held:
-                return
-            self._held.remove(message)
-            self._blocked.discard(message)
-            self._running.discard(message)
-            self._throughput.settled(self._clock(), more=bool(self._held))
+            del self._held[lease.tag]
+            self._blocked.discard(lease.tag)
+            self._running.discard(lease.tag)
+            self._throughput.settled(self._keeper.clock(), more=bool(self._held))
             self._cond.notify_all()
         self.on_freed()
 
     @property
+    def processes(self) -> int:
+        """How many tasks can run at a time, counting processes that autoscale may add."""
+        autoscaler = getattr(self._consumer.controller, "autoscaler", None)
+        most = 0 if autoscaler is None else int(autoscaler.max_concurrency)
+        return max(1, most, pool_size(self._consumer.pool))
+
+    @property
     def has_free_process(self) -> bool:
         """Whether a task that is started now would run immediately."""
-        return len(self._running) < max(1, self._processes())
+        return len(self._running) < self.processes
 
     def startable_within(self, seconds: float) -> int:
-        """How many messages that arrive in the next seconds would have a place in the window."""
+        """Return how many messages that arrive within some seconds would have a place."""
         with self._cond:
             waiting = len(self._held) - len(self._blocked)
-            free = Load(self._processes(), self._multiplier()).window - waiting
+            free = Load(self.processes, self._consumer.prefetch_multiplier).window - waiting
             return max(0, free + self._throughput.settled_within(seconds))
 
     # Calls
@@ -242,7 +243,7 @@ class Window:
         linger_until: float | None = None
         with self._cond:
             while not is_over():
-                load, now = self._load(queue), self._clock()
+                load, now = self._load(queue), self._keeper.clock()
                 if self.is_behind(queue):
                     self._cond.wait(_LOOK_AGAIN_SECONDS)
                 elif load.wanted == 0:
@@ -275,7 +276,7 @@ class Window:
             calls = self._queues[queue]
             calls.asked_for -= asked_for
             calls.has_backlog = full
-            self._throughput.responded(self._clock(), seconds, full=full)
+            self._throughput.responded(self._keeper.clock(), seconds, full=full)
             self._cond.notify_all()
 
     def wake(self) -> None:
@@ -285,14 +286,14 @@ class Window:
 
     def is_behind(self, url: str) -> bool:
         """Return whether too many settlements of a queue wait to take on more of its messages."""
-        queue, waiting = self._queues.setdefault(url, _Queue()), self._waiting_for(url)
+        queue, waiting = self._queues[url], self._keeper.waiting_for(url)
         if waiting <= _BEHIND:
-            queue.behind_since, queue.is_behind_logged = None, False
+            queue.behind_since = None
             return False
-        now = self._clock()
+        now = self._keeper.clock()
         since = queue.behind_since = now if queue.behind_since is None else queue.behind_since
-        if not queue.is_behind_logged and now - since >= _LONG_BEHIND_SECONDS:
-            queue.is_behind_logged = True
+        if now - since >= _LONG_BEHIND_SECONDS:
+            queue.behind_since = math.inf  # said once
             logger.warning(
                 "sqs_backoff.settling_behind: queue %s: %d messages are done or retried, and SQS"
                 " has not confirmed it; no more are received until it does",
@@ -303,20 +304,19 @@ class Window:
     def _reserve(self, queue: str, messages: int) -> int:
         calls = self._queues[queue]
         calls.asked_for += messages
-        calls.last_asked_at = self._clock()
+        calls.last_asked_at = self._keeper.clock()
         return messages
 
     def _load(self, queue: str) -> Load:
-        """The load as the queue's poller sees it.
+        """Return the load as the queue's poller sees it.
 
         A long poll on another queue may bring no message for long, so it takes no room away, unless
         that queue is known to have more and was asked just now.
         """
-        self._queues.setdefault(queue, _Queue())
-        now = self._clock()
+        now = self._keeper.clock()
         return Load(
-            processes=self._processes(),
-            multiplier=self._multiplier(),
+            processes=self.processes,
+            multiplier=self._consumer.prefetch_multiplier,
             held=len(self._held),
             blocked=len(self._blocked),
             expected=sum(

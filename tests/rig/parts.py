@@ -108,9 +108,6 @@ class _Poller(poller.Poller):
         room = self._window
         return self._stopped.is_set() or room._cond.waits > 1
 
-    def _start_helper(self) -> None:
-        self._receive_more(self._name)
-
     def _pause(self, seconds: float) -> None:
         """Note the pause after a receive. The rig lets a long poll last until it brings something.
 
@@ -120,16 +117,17 @@ class _Poller(poller.Poller):
         at_once = sqs.next_visible_at(self.url) <= sqs.clock()
         super()._pause(0.0 if at_once else float(self._wait_seconds))
 
-    def _tell(self, received: Any) -> int:
+    def _tell(self, received: Any) -> None:
         self._brought += len(received.messages)
-        return super()._tell(received)
+        super()._tell(received)
 
     def poll(self) -> tuple[int, float]:
         """Receive once, if there is room; return the number of messages, and seconds to pause."""
         self._window._cond.waits = 0
         self._stopped.pause_seconds = 0.0
         self._brought = 0
-        self._survive(self._poll)
+        with self._survives():
+            self._poll()
         return self._brought, self._stopped.pause_seconds
 
 
@@ -209,7 +207,6 @@ class Parts:
         pacer._changed, pacer._wanted = _Condition(pacer._lock), _Condition(pacer._lock)
         self._room = room = consumer.sqs_receiver.window
         room._cond = _NeverWaits(room._cond._lock)
-        room._clock = self._keeper.clock
 
     # Calls to SQS
 
@@ -285,6 +282,7 @@ def threads_replaced(rig: Rig) -> Iterator[None]:
         (receive, "Clients", lambda: _Clients(rig.acting_worker)),
         (receive, "Poller", lambda *args, **options: _Poller(rig.acting_worker, *args, **options)),
         (pacing, "start_daemon", lambda name, run: _Thread(rig.acting_worker, name, run)),
+        (poller, "call_in_time", lambda call, seconds: call() or call),
         (upstream, "start_daemon", lambda name, run: run()),
         (window, "_LINGER_SECONDS", 0.0),
     ]

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from celery_sqs_backoff import foreign
 from celery_sqs_backoff.foreign import IGNORE, eventbridge, s3, sns
-from celery_sqs_backoff.worker.foreign import IGNORED, Foreign
-from celery_sqs_backoff.worker.payload import NotUnderstood
+from celery_sqs_backoff.worker.payload import IGNORED, NotUnderstood, Payloads
 
 APP = Celery("foreign", set_as_current=False)
 
@@ -124,60 +123,67 @@ def text(value: Any) -> str:
     return json.dumps(value)
 
 
-def test_an_s3_notification_is_a_list_of_records_with_decoded_keys() -> None:
-    assert s3("t")(text(S3_EVENT), {}) == ("t", [[S3_RECORD]], {})
+def through_sns(message: str) -> str:
+    return text(SNS_NOTIFICATION | {"Message": message})
 
 
-def test_what_s3_leaves_out_is_none() -> None:
+SNS_CALL: dict[str, Any] = {
+    "message": "Hello world!",
+    "subject": "My First Message",
+    "topic_arn": "arn:aws:sns:us-west-2:123456789012:MyTopic",
+    "attributes": {"store": "example_corp"},
+}
+RAW_CALL: dict[str, Any] = SNS_CALL | {"subject": None, "topic_arn": None}
+ATTRIBUTES = {"store": "example_corp", "picture": b"\xff"}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "body", "call"),
+    [
+        pytest.param(s3("t"), text(S3_EVENT), ("t", [[S3_RECORD]], {}), id="S3"),
+        pytest.param(s3("t"), text(S3_TEST_EVENT), IGNORE, id="S3 test event"),
+        pytest.param(sns("t"), text(SNS_NOTIFICATION), ("t", [], SNS_CALL), id="SNS"),
+        pytest.param(sns("t"), "Hello world!", ("t", [], RAW_CALL), id="SNS, raw"),
+        pytest.param(
+            sns(s3("t")), through_sns(text(S3_EVENT)), ("t", [[S3_RECORD]], {}), id="S3 by SNS"
+        ),
+        pytest.param(sns(s3("t")), text(S3_EVENT), ("t", [[S3_RECORD]], {}), id="S3 by SNS, raw"),
+        pytest.param(
+            sns(s3("t")), through_sns(text(S3_TEST_EVENT)), IGNORE, id="test event by SNS"
+        ),
+        pytest.param(
+            eventbridge("t"),
+            text(EVENTBRIDGE_EVENT),
+            ("t", [EVENTBRIDGE_EVENT], {}),
+            id="EventBridge",
+        ),
+    ],
+)
+def test_adapter(adapter: foreign.Adapter, body: str, call: Any) -> None:
+    """A notification of AWS is a call of the task; values are named, and keys are decoded."""
+    assert adapter(body, ATTRIBUTES) == call
+
+
+def test_value_missing() -> None:
+    """A value that S3 leaves out is None."""
     assert s3("t")(text(S3_REMOVED), {})[1][0][0]["size"] is None  # type: ignore[index]
-
-
-def test_the_test_event_of_s3_is_ignored() -> None:
-    assert s3("t")(text(S3_TEST_EVENT), {}) is IGNORE
-
-
-def test_an_sns_notification() -> None:
-    assert sns("t")(text(SNS_NOTIFICATION), {}) == (
-        "t",
-        [],
-        {
-            "message": "Hello world!",
-            "subject": "My First Message",
-            "topic_arn": "arn:aws:sns:us-west-2:123456789012:MyTopic",
-            "attributes": {"store": "example_corp"},
-        },
-    )
-
-
-def test_an_sns_message_with_raw_delivery() -> None:
-    """Its attributes are those of the SQS message."""
-    attributes = {"store": "example_corp", "picture": b"\xff"}
-    assert sns("t")("Hello world!", attributes) == (
-        "t",
-        [],
-        {
-            "message": "Hello world!",
-            "subject": None,
-            "topic_arn": None,
-            "attributes": {"store": "example_corp"},
-        },
-    )
-
-
-@pytest.mark.parametrize("wrap", [lambda m: text(SNS_NOTIFICATION | {"Message": m}), str])
-def test_s3_by_way_of_sns(wrap: Any) -> None:
-    assert sns(s3("t"))(wrap(text(S3_EVENT)), {}) == ("t", [[S3_RECORD]], {})
-    assert sns(s3("t"))(wrap(text(S3_TEST_EVENT)), {}) is IGNORE
-
-
-def test_an_eventbridge_event() -> None:
-    assert eventbridge("t")(text(EVENTBRIDGE_EVENT), {}) == ("t", [EVENTBRIDGE_EVENT], {})
 
 
 @pytest.mark.parametrize("body", NONE_OF_IT)
 @pytest.mark.parametrize("adapter", [s3("t"), eventbridge("t")])
-def test_other_bodies_are_not_understood(adapter: foreign.Adapter, body: str) -> None:
+def test_other_body(adapter: foreign.Adapter, body: str) -> None:
+    """A body that is no such notification is not understood."""
     assert adapter(body, {}) is None
+
+
+@pytest.mark.parametrize("kind", ["SubscriptionConfirmation", "UnsubscribeConfirmation"])
+def test_sns_confirmation(kind: str) -> None:
+    """A request of SNS to confirm a subscription is for a person.
+
+    https://docs.aws.amazon.com/sns/latest/dg/sns-message-and-json-formats.html
+    """
+    body = {"Type": kind, "TopicArn": "arn:aws:sns:us-west-2:123456789012:MyTopic", "Message": "x"}
+    assert sns("t")(text(body), {}) is None
 
 
 # In the worker
@@ -187,54 +193,53 @@ def a_message(body: str) -> dict[str, Any]:
     return {"MessageId": "11111111-2222-4333-8444-555555555555", "Body": body}
 
 
-def adapters(**by_queue: Any) -> Foreign:
+def adapters(**by_queue: Any) -> Payloads:
     app = SimpleNamespace(conf={"sqs_backoff": {"foreign": by_queue}}, amqp=APP.amqp)
-    return Foreign(SimpleNamespace(app=app, strategies={"t"}, hostname="worker@host"))
+    return Payloads(SimpleNamespace(app=app, strategies={"t"}, hostname="worker@host"))
 
 
-def test_the_message_becomes_a_task_whose_id_is_the_message_s() -> None:
-    payload = adapters(uploads=s3("t")).payload("uploads", a_message(text(S3_EVENT)))
-    assert payload is not None
+def test_task_of_message() -> None:
+    """A message becomes a task whose ID is the message's, and whose headers have no arguments."""
+    payload = adapters(uploads=s3("t")).read("uploads", a_message(text(S3_EVENT)))
     assert payload["headers"]["task"] == "t"
     assert payload["headers"]["id"] == "11111111-2222-4333-8444-555555555555"
     args, kwargs, _ = json.loads(base64.b64decode(payload["body"]))
     assert (args, kwargs) == ([[S3_RECORD]], {})
-    assert "flower" not in text({**payload, "body": ""}), "no arguments in the headers"
+    assert "flower" not in text({**payload, "body": ""})
 
 
-def test_a_queue_without_an_adapter_has_no_foreign_messages() -> None:
-    assert adapters(uploads=s3("t")).payload("mail", a_message(text(S3_EVENT))) is None
+def test_queue_without_adapter() -> None:
+    """An adapter is for its queue alone."""
+    with pytest.raises(NotUnderstood, match="no Celery message"):
+        adapters(uploads=s3("t")).read("mail", a_message(text(S3_EVENT)))
 
 
-def test_nothing_is_to_be_done_for_what_is_ignored() -> None:
-    assert adapters(uploads=s3("t")).payload("uploads", a_message(text(S3_TEST_EVENT))) is IGNORED
-
-
-def test_an_adapter_may_be_named() -> None:
-    named = adapters(q="tests.rig.inside.test_foreign.named_adapter").payload("q", a_message("x"))
-    assert named is not None
+def test_ignored() -> None:
+    """A message that needs no task is told from one that is not understood."""
+    assert adapters(uploads=s3("t")).read("uploads", a_message(text(S3_TEST_EVENT))) is IGNORED
 
 
 def named_adapter(body: str, attributes: Any) -> Any:
+    assert attributes == {"text": "a", "bytes": b"b"}
     return "t", [body], {}
 
 
-def test_an_adapter_gets_the_message_attributes_by_name() -> None:
-    seen = []
-    message = a_message("x") | {
-        "MessageAttributes": {
-            "text": {"DataType": "String", "StringValue": "a"},
-            "bytes": {"DataType": "Binary", "BinaryValue": b"b"},
-        }
+def test_adapter_by_name() -> None:
+    """An adapter may be named, and gets the message attributes by name."""
+    attributes = {
+        "text": {"DataType": "String", "StringValue": "a"},
+        "bytes": {"DataType": "Binary", "BinaryValue": b"b"},
     }
-    adapters(q=lambda body, attributes: seen.append((body, attributes)) or ("t", [], {})).payload(
-        "q", message
-    )
-    assert seen == [("x", {"text": "a", "bytes": b"b"})]
+    message = a_message("x") | {"MessageAttributes": attributes}
+    named = adapters(q="tests.rig.inside.test_foreign.named_adapter").read("q", message)
+    assert json.loads(base64.b64decode(named["body"]))[0] == ["x"]
 
 
-def raises(body: str, attributes: Any) -> Any:
-    raise KeyError(body)
+def raises(exc: BaseException) -> Any:
+    def adapter(body: str, attributes: Any) -> Any:
+        raise exc
+
+    return adapter
 
 
 def nested(depth: int) -> list[Any]:
@@ -254,7 +259,8 @@ class Lazy:
 @pytest.mark.parametrize(
     ("adapter", "why"),
     [
-        (raises, "the adapter raised KeyError"),
+        (raises(KeyError("attack at dawn")), "the adapter raised KeyError"),
+        (raises(SystemExit(2)), "the adapter raised SystemExit"),
         (lambda body, attributes: None, "does not understand it"),
         (lambda body, attributes: ("unknown", [], {}), "not registered"),
         (lambda body, attributes: "t", r"no \(task, args, kwargs\)"),
@@ -266,9 +272,10 @@ class Lazy:
         (lambda body, attributes: ("t", Lazy(), {}), r"no \(task, args, kwargs\)"),
     ],
 )
-def test_an_adapter_that_fails_leaves_the_message_not_understood(adapter: Any, why: str) -> None:
+def test_adapter_fails(adapter: Any, why: str) -> None:
+    """An adapter that fails leaves its message not understood; the reason quotes no body."""
     with pytest.raises(NotUnderstood, match=why) as caught:
-        adapters(q=adapter).payload("q", a_message("attack at dawn"))
+        adapters(q=adapter).read("q", a_message("attack at dawn"))
     assert "attack" not in str(caught.value)
 
 
@@ -287,34 +294,10 @@ ANY_JSON = st.recursive(
         ANY_JSON,
     ),
 )
-def test_no_body_does_more_than_not_being_understood(
-    adapter: foreign.Adapter, base: dict[str, Any], changes: dict[str, Any]
-) -> None:
+def test_any_body(adapter: foreign.Adapter, base: dict[str, Any], changes: dict[str, Any]) -> None:
+    """No body does more than not being understood."""
     try:
-        payload = adapters(q=adapter).payload("q", a_message(text(base | changes)))
+        payload = adapters(q=adapter).read("q", a_message(text(base | changes)))
     except NotUnderstood:
         return
-    assert payload is IGNORED or (payload is not None and payload["headers"]["task"] == "t")
-
-
-@pytest.mark.parametrize("kind", ["SubscriptionConfirmation", "UnsubscribeConfirmation"])
-def test_a_request_of_sns_to_confirm_a_subscription_is_not_a_task(kind: str) -> None:
-    """https://docs.aws.amazon.com/sns/latest/dg/sns-message-and-json-formats.html"""
-    body = {
-        "Type": kind,
-        "MessageId": "165545c9-2a5c-472c-8df2-7ff2be2b3b1b",
-        "Token": "2336412f37",
-        "TopicArn": "arn:aws:sns:us-west-2:123456789012:MyTopic",
-        "Message": "You have chosen to subscribe to the topic.",
-        "SubscribeURL": "https://sns.us-west-2.amazonaws.com/?Action=ConfirmSubscription",
-    }
-    assert sns("t")(text(body), {}) is None
-
-
-def test_an_adapter_that_exits_ends_no_thread() -> None:
-    def adapter(body: str, attributes: Any) -> Any:
-        raise SystemExit(2)
-
-    found = adapters(q=adapter)
-    with pytest.raises(NotUnderstood, match="SystemExit"):
-        found.payload("q", {"Body": "b", "MessageId": "m"})
+    assert payload is IGNORED or payload["headers"]["task"] == "t"

@@ -9,39 +9,38 @@ from typing import Any
 import pytest
 
 from celery_sqs_backoff.worker.inbox import Inbox
-from celery_sqs_backoff.worker.window import Window
+from celery_sqs_backoff.worker.lease import State
+
+from . import a_lease, a_window
 
 
 class Worker:
     """An inbox, its loop turned by hand, and the messages that Celery got."""
 
     def __init__(self, *, has_loop: bool = True) -> None:
-        self.window = Window(processes=lambda: 1, multiplier=lambda: 4)
         self.soon: list[Callable[[], object]] = []
         self.delivered: list[Any] = []
         self.turns = 0
-        self.inbox = Inbox(
-            SimpleNamespace(  # type: ignore[arg-type]
-                deliver=self._deliver,
-                window=self.window,
-                consumer=SimpleNamespace(
-                    hub=SimpleNamespace(call_soon=self.soon.append) if has_loop else None,
-                    pool=None,
-                ),
-                keeper=SimpleNamespace(pulse=SimpleNamespace(note_turn=self._note_turn)),
-            )
+        hub = SimpleNamespace(call_soon=self.soon.append) if has_loop else None
+        consumer = SimpleNamespace(hub=hub, pool=None, hostname="w")
+        pulse: Any = SimpleNamespace(note_turn=self._note_turn)
+        self.inbox = Inbox(consumer, a_window(), pulse)
+        connection = SimpleNamespace(_callbacks={"q"}, _deliver=self._deliver)
+        self.inbox.channel = SimpleNamespace(
+            connection=connection, qos=SimpleNamespace(ack=lambda tag: None)
         )
 
-    def _deliver(self, arrival: Any) -> None:
-        self.delivered.append(arrival)
+    def _deliver(self, payload: Any, queue: str) -> None:
+        self.delivered.append(payload)
         self.inbox.wake()  # as a place that becomes free meanwhile
 
     def _note_turn(self, name: str) -> None:
         self.turns += 1
 
-    def put(self, *arrivals: Any) -> None:
-        for arrival in arrivals:
-            self.inbox.put(arrival)
+    def put(self, *payloads: str) -> None:
+        for each in payloads:
+            facts = {"state": State.HELD, "go_on": None, "source": "q", "keeps_place": False}
+            self.inbox.put(a_lease(each, payload=each, **facts))
 
     def turn(self) -> None:
         soon, self.soon[:] = list(self.soon), []

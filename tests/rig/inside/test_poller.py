@@ -20,6 +20,8 @@ from celery_sqs_backoff.worker.poller import Poller
 from celery_sqs_backoff.worker.window import Window
 from tests.support.processes import eventually
 
+from . import a_lease, a_window
+
 
 class Port:
     """The port of one queue: its calls wait until the test responds with a number of messages."""
@@ -64,7 +66,7 @@ class Queue:
         **options: Any,
     ) -> None:
         self.port, self.window = Port(), window
-        self.held: list[str] = []
+        self.held: list[Any] = []
         self.take: Callable[[list[dict[str, Any]]], object] = self._hold
         keeper = SimpleNamespace(
             clock=clock,
@@ -77,18 +79,14 @@ class Queue:
             window=window,
             clients=SimpleNamespace(polling=lambda url: port or self.port),
             read_queue=lambda url: look(),
-            take=lambda poller, messages, **_: self.take(messages),
+            take=lambda name, queue, messages, **_: self.take(messages),
         )
         self.poller = Poller(receiver, "q", url, **options)
 
     def _hold(self, messages: list[dict[str, Any]]) -> None:
         for message in messages:
-            self.window.received(message["MessageId"])
-            self.held.append(message["MessageId"])
-
-
-def room(processes: int = 2, multiplier: int = 4, **options: Any) -> Window:
-    return Window(processes=lambda: processes, multiplier=lambda: multiplier, **options)
+            self.held.append(a_lease(message["MessageId"]))
+            self.window.received(self.held[-1])
 
 
 @pytest.fixture
@@ -97,7 +95,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Queue]]:
     made: list[Queue] = []
 
     def make_queue(window: Window | None = None, url: str = "q", **options: Any) -> Queue:
-        made.append(Queue(window or room(), url, **options))
+        made.append(Queue(window or a_window(), url, **options))
         return made[-1]
 
     yield make_queue
@@ -110,7 +108,7 @@ def test_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty response that did not wait is followed by a pause, one that waited by the next."""
     now, paused = [0.0], []
     port = SimpleNamespace(receive=lambda **_: now.__setitem__(0, now[0] + 0.3) or Received())
-    poller = Queue(room(), "q", clock=lambda: now[0], port=port).poller
+    poller = Queue(a_window(), "q", clock=lambda: now[0], port=port).poller
     poller._stopped.clear()
     monkeypatch.setattr(poller._stopped, "wait", paused.append)
     poller._poll()
@@ -122,7 +120,7 @@ def test_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_quiet_queues(make: Callable[..., Queue]) -> None:
     """Long polls on quiet queues take no room from a queue, of the same name in other Regions."""
-    window = room()
+    window = a_window()
     quiet = [make(window, f"https://sqs.region{n}.example/1/mail") for n in range(20)]
     for queue in quiet:
         queue.poller.start()
@@ -132,8 +130,8 @@ def test_quiet_queues(make: Callable[..., Queue]) -> None:
     busy.poller.start()
     busy.port.respond(8)
     eventually(lambda: len(busy.held) == 8)
-    for tag in busy.held:
-        window.freed(tag)
+    for lease in busy.held:
+        lease.free()
     assert busy.port.wait_for_calls(2) == [(8, 20)] * 2
 
 
@@ -149,13 +147,14 @@ def test_behind_waits(make: Callable[..., Queue], monkeypatch: pytest.MonkeyPatc
     """A place that becomes free goes to a queue that is not behind."""
     monkeypatch.setattr(window_module, "_LOOK_AGAIN_SECONDS", 60.0)
     behind: list[str] = []
-    window = room(1, 1, waiting_for=lambda url: 1_001 * (url in behind))
-    window.received("runs")
+    window = a_window(1, 1, waiting_for=lambda url: 1_001 * (url in behind))
+    runs = a_lease("runs")
+    window.received(runs)
     stuck, other = make(window, "stuck"), make(window, "other")
     for each in (stuck, other):
         each.poller.start()
     behind.append("stuck")
-    window.freed("runs")
+    runs.free()
     other.port.wait_for_calls(1)
     assert stuck.port.asked == []
 
@@ -165,7 +164,7 @@ def test_look_without_room(make: Callable[..., Queue], monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "_WAIT_FOR_ROOM_SECONDS", 0.05)
     monkeypatch.setattr(window_module, "_LOOK_AGAIN_SECONDS", 0.01)
     looks: list[int] = []
-    queue = make(room(1, 1), look=lambda: looks.append(len(queue.port.asked)))
+    queue = make(a_window(1, 1), look=lambda: looks.append(len(queue.port.asked)))
     queue.port.respond(1)
     queue.poller.start()
     eventually(lambda: looks.count(1) >= 2)
@@ -198,7 +197,7 @@ def test_start_during_call(make: Callable[..., Queue]) -> None:
 
 def test_start_after_end(make: Callable[..., Queue]) -> None:
     """A poller whose threads have ended can start again."""
-    queue = make(room(2, 32))
+    queue = make(a_window(2, 32))
     queue.poller.start()
     queue.port.respond(*[10] * 4)
     queue.port.wait_for_calls(5)
@@ -215,7 +214,7 @@ def test_hangs(make: Callable[..., Queue], thread: str) -> None:
     """A poller that hangs beside its calls is noticed."""
     now = [0.0]
     pulse = Pulse(clock=lambda: now[0])
-    queue = make(room(100), pulse=pulse)
+    queue = make(a_window(100), pulse=pulse)
     hangs, go_on = threading.Event(), threading.Event()
 
     def hang(messages: object) -> None:
@@ -254,7 +253,7 @@ def test_long_poll_is_no_fault(make: Callable[..., Queue]) -> None:
 
 def test_no_thread_left(make: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch) -> None:
     """A backlog is received by one thread, without a pause, where no other can start."""
-    queue = make(room(100))
+    queue = make(a_window(100))
     pauses: list[float] = []
     monkeypatch.setattr(queue.poller._stopped, "wait", pauses.append)
     queue.poller.start()

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_backoff.worker.window import MAX_BLOCKED, Load, Throughput, Window
+from celery_sqs_backoff.worker.window import MAX_BLOCKED, Load, Throughput
+
+from . import a_window
 
 URL = "https://sqs.example/1/q"
 
@@ -139,12 +141,7 @@ def test_settlements_behind(caplog: pytest.LogCaptureFixture) -> None:
     It brings no messages as long as that is so.
     """
     waiting, now = [1_001], [0.0]
-    window = Window(
-        processes=lambda: 1,
-        multiplier=lambda: 4,
-        waiting_for=lambda url: waiting[0],
-        clock=lambda: now[0],
-    )
+    window = a_window(1, 4, waiting_for=lambda url: waiting[0], clock=lambda: now[0])
     for start in (0.0, 100.0):
         waiting[0] = 1_001
         for now[0] in (start, start + 9.0):
