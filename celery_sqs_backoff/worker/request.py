@@ -8,22 +8,30 @@ failure there is logged, and has no effect.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import partial, wraps
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import signals, states
-from celery.exceptions import Retry, TaskPredicate, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import (
+    Reject,
+    Retry,
+    TaskPredicate,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
 from celery.utils.log import get_logger
 from celery.worker import state
 from celery.worker.request import Request
 from kombu.utils.encoding import safe_repr, safe_str
 
 from ..observe.events import LeaseLost
-from ..retry.decision import DeadLetter, End, GiveBack, Hide, RunEnd, Settle
-from ..retry.options import TYPE_ONLY, Options
+from ..retry.decision import DeadLetter, End, GiveBack, Hide, RunEnd
+from ..retry.options import TYPE_ONLY
 from ..retry.outcomes import Outcome
 from ..sqs.redact import ErrorText
 from ..task.handover import DELIVERY_KEY, read_end, report_of
@@ -50,11 +58,14 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 
     acknowledged: bool  # Celery's: whether the message has been settled
 
+    _report_success = Request.on_success
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Celery generates a subclass per task, and its ``on_success`` does not call ours."""
         super().__init_subclass__(**kwargs)
         if "on_success" in vars(cls):
-            cls.on_success = _settling_first(cls.on_success)
+            cls._report_success = cls.on_success
+            cls.on_success = BackoffRequest.on_success  # type: ignore[method-assign]
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
@@ -86,8 +97,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         assert self.lease.refused is not None
         reason = self.lease.refused
         failure = self.task.MaxRetriesExceededError(f"{_named(self)} was not run: {reason.value}")
-        ended = RunEnd(End.REFUSED, DeadLetter(reason, Outcome.UNKNOWN))
-        self._end(ended, ErrorText.of(failure, traceback=""), _exc_info(failure))
+        refused = RunEnd(End.REFUSED, DeadLetter(reason, Outcome.UNKNOWN))
+        self.on_failure(_exc_info(failure), ended=refused)
 
     def _on_lost(self) -> None:
         """Tell the task by a file, and the observers. The keeper's thread calls this.
@@ -120,7 +131,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             elif gate is None or options is None or gate.lets_begin(lease, options):
                 return True
         except Exception as exc:  # noqa: BLE001  # it would end the worker, or a pool drops the run
-            self._end(RunEnd(End.NOT_BEGUN), ErrorText.of(exc, traceback=""), _exc_info(exc))
+            self.on_failure(_exc_info(exc), ended=RunEnd(End.NOT_BEGUN))
         forget(self)
         return False
 
@@ -142,7 +153,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             if not begins_now:
                 raise
             # The pool would drop the run silently.
-            self._end(RunEnd(End.NOT_BEGUN), ErrorText.of(exc, traceback=""), _exc_info(exc))
+            self.on_failure(_exc_info(exc), ended=RunEnd(End.NOT_BEGUN))
             raise SettledBeforeRun from exc
 
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> None:
@@ -160,20 +171,68 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 
     def cut_short(self) -> None:
         """Settle a run that ends with the worker, so that another worker may start the message."""
-        self._end(RunEnd(End.CANCELLED), _NO_ERROR, None)
+        if self._settler.settle(RunEnd(End.CANCELLED), _NO_ERROR) is not None:
+            state.task_ready(self)
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
-        # Celery 5.5 and 5.6 cancel all requests in one loop, which contains no error.
-        _contained(self, partial(super()._announce_cancelled, *args, **kwargs))
+        with _contained(self):  # Celery 5.5 and 5.6 cancel all in one loop, which contains no error
+            super()._announce_cancelled(*args, **kwargs)
         self._already_cancelled = True
 
-    # Celery's callbacks when a run has ended
+    # Celery's callbacks when a run has ended: read the end, settle the message, report
+
+    def on_success(self, result: Any, **kwargs: Any) -> None:
+        if isinstance(result, ExceptionInfo):  # threads, gevent, solo: celery/concurrency/base.py
+            self.on_failure(result)
+            return
+        failed, retval, runtime = result
+        if failed:
+            self.on_failure(retval, return_ok=True)
+        elif self._cancelling and runtime is None:
+            # gevent and eventlet report a greenlet they killed as a success.
+            self.cut_short()
+        else:
+            self._settler.settle(RunEnd(End.RETURNED), _NO_ERROR)
+            with _contained(self):
+                self._report_success(result, **kwargs)
 
     def on_failure(
-        self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
+        self,
+        exc_info: Any,
+        send_failed_event: bool = True,
+        return_ok: bool = False,
+        ended: RunEnd | None = None,
     ) -> None:
-        ended, error = _read_end(self, exc_info, is_cancelling=self._cancelling)
-        self._end(ended, error, exc_info, send_failed_event, return_ok)
+        """Settle the message of a run that did not return, and let Celery report it.
+
+        Arguments: as for Celery's, and
+            ended: how the run ended, if its error does not say so. Its traceback is ours then.
+        """
+        exc = _raised(exc_info)
+        if ended is None:
+            ended, error = _read_end(self, exc, exc_info)
+        else:
+            error = ErrorText.of(exc, traceback="")
+        settle = self._settler.settle(ended, error)
+        if settle is None:
+            return
+        with _contained(self):
+            if isinstance(settle, GiveBack):
+                state.task_ready(self)
+            elif isinstance(settle, Hide) and not isinstance(exc, Reject):
+                state.task_ready(self)
+                if ended.decision is None and ended.end.is_crash:
+                    _announce_retry(self, _failure(exc), exc_info, settle)
+                else:
+                    # A message that comes back to be given up is announced as failed then.
+                    _send_retried(self, getattr(exc, "exc", None) or exc, exc_info)
+            elif ended.end is End.ABORTED:
+                # Celery would raise a ``MemoryError`` again, and store no result.
+                super().on_failure(_exc_info(_failure(exc)))
+            else:
+                super().on_failure(exc_info, send_failed_event, return_ok)
+                if ended.end is End.TIME_LIMIT:
+                    _call_hooks(self, exc, exc_info)
 
     def _success_was_stored(self) -> bool:
         """Celery 5.7 asks this when the message of a run without a process is settled."""
@@ -196,54 +255,15 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self._settler.settle(RunEnd(End.REQUEUED if requeue else End.REJECTED), _NO_ERROR)
         self.send_event("task-rejected", requeue=requeue)
 
-    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+    def _announce_revoked(self, *args: Any) -> None:
         """Settle before Celery stores the result. A message that comes back is announced later."""
-        announce = partial(super()._announce_revoked, reason, terminated, signum, expired)
         settle = self._settler.settle(RunEnd(End.REVOKED), _NO_ERROR)
-        _contained(self, partial(state.task_ready, self) if isinstance(settle, Hide) else announce)
+        with _contained(self):
+            if isinstance(settle, Hide):
+                state.task_ready(self)
+            else:
+                super()._announce_revoked(*args)
         self._already_revoked = True
-
-    # One end, one settlement
-
-    def _end(
-        self,
-        ended: RunEnd,
-        error: ErrorText,
-        exc_info: Any,
-        send_failed_event: bool = True,
-        return_ok: bool = False,
-    ) -> None:
-        settle = self._settler.settle(ended, error)
-        if settle is not None:
-            report = partial(super().on_failure, exc_info, send_failed_event, return_ok)
-            _contained(self, self._report, ended, settle, exc_info, report)
-
-    def _report(
-        self, ended: RunEnd, settle: Settle, exc_info: Any, report: Callable[..., object]
-    ) -> None:
-        """Let Celery store results, call hooks, and send signals and events."""
-        is_crash = ended.decision is None and ended.end.is_crash
-        # It is told when the message is settled, and not when it comes back first.
-        comes_back = not ended.end.is_run and isinstance(settle, Hide)
-        if isinstance(settle, GiveBack):
-            state.task_ready(self)
-        elif isinstance(settle, Hide) and is_crash:
-            state.task_ready(self)
-            _announce_retry(self, _failure(exc_info), exc_info, int(settle.seconds))
-        elif isinstance(ended.decision, Hide) or comes_back:
-            state.task_ready(self)
-            exc = _raised(exc_info)
-            _send_retried(self, getattr(exc, "exc", None) or exc, exc_info.traceback)
-        elif ended.end is End.ABORTED:
-            self._report_lost(_exc_info(_failure(exc_info)))
-        else:
-            report()
-            if ended.end is End.TIME_LIMIT:
-                _call_hooks(self, _raised(exc_info), exc_info)
-
-    def _report_lost(self, exc_info: Any) -> None:
-        """Celery would raise a ``MemoryError`` again, and store no result."""
-        super().on_failure(exc_info)
 
 
 def forget(request: Request) -> None:
@@ -264,31 +284,38 @@ def was_handed_to_pool(request: Request) -> bool:
 
 # How a run ended that did not return
 
+#: The first kind of an error says how its run ended, if the task's process did not.
+_ENDS: Final = (
+    (Terminated, End.REVOKED),
+    (TimeLimitExceeded, End.TIME_LIMIT),
+    (WorkerLostError, End.PROCESS_LOST),
+    (MemoryError, End.ABORTED),
+    (Exception, End.RAISED),
+    (BaseException, End.ABORTED),
+)
 
-def _read_end(request: Any, exc_info: Any, *, is_cancelling: bool) -> tuple[RunEnd, ErrorText]:
+
+def _read_end(request: Any, exc: BaseException, exc_info: Any) -> tuple[RunEnd, ErrorText]:
     """Return how a run ended, and the parts of its error that may be recorded.
 
     A process that is lost while the worker stops is no crash: supervisors signal the whole process
     group (dumb-init), or all processes of a service (systemd).
-
-    Arguments:
-        request: Celery's, of the run.
-        exc_info: the pool's report.
-        is_cancelling: the worker ends this run itself: a cold shutdown, or a lost connection.
     """
-    exc, report = _raised(exc_info), report_of(exc_info)
+    report = report_of(exc_info)
     if report is not None:
         ended, error = report.ended, report.error
     else:
-        ended = RunEnd(_end_by(exc))
+        ended = RunEnd(next(end for kind, end in _ENDS if isinstance(exc, kind)))
         if isinstance(exc, TaskPredicate):
             ended = read_end(exc)
-        error = _error_of(exc, exc_info.traceback, request.task.backoff_options)
-    if ended.decision is None:
-        was_ended = ended.end.is_crash or isinstance(exc, Terminated)
+        # The user's ``redact`` may take its time, and this process has no time.
+        options = request.task.backoff_options
+        type_only = options.record_detail == TYPE_ONLY or options.redact is not None
+        error = ErrorText.of(exc, traceback=exc_info.traceback, type_only=type_only)
+    if ended.decision is None and (ended.end.is_crash or ended.end is End.REVOKED):
         code = state.should_terminate  # True or an exit code, which may be 0
-        is_cold = is_cancelling or (code is not None and code is not False)
-        if (is_cold and was_ended) or (is_stopping() and ended.end is End.PROCESS_LOST):
+        is_cold = request._cancelling or (code is not None and code is not False)
+        if is_cold or (is_stopping() and ended.end is End.PROCESS_LOST):
             return RunEnd(End.CANCELLED), error
     return ended, error
 
@@ -300,76 +327,61 @@ def _raised(exc_info: Any) -> BaseException:
     return unwrapped
 
 
-def _end_by(exc: BaseException) -> End:
-    if isinstance(exc, Terminated):
-        return End.REVOKED
-    if isinstance(exc, TimeLimitExceeded):
-        return End.TIME_LIMIT
-    if isinstance(exc, WorkerLostError | SystemExit | KeyboardInterrupt):
-        return End.PROCESS_LOST if isinstance(exc, WorkerLostError) else End.ABORTED
-    if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
-        return End.RAISED
-    return End.ABORTED
-
-
-def _error_of(exc: BaseException, traceback: str | None, options: Options) -> ErrorText:
-    """Describe an error that the task's process did not describe.
-
-    The user's ``redact`` may take its time, and this process has no time: with a ``redact`` only
-    the exception's type is kept.
-    """
-    type_only = options.record_detail == TYPE_ONLY or options.redact is not None
-    return ErrorText.of(exc, traceback=traceback, type_only=type_only)
-
-
-def _failure(exc_info: Any) -> Exception:
+def _failure(exc: BaseException) -> Exception:
     """Return the error of a run. Celery before 5.7 stores only subclasses of ``Exception``."""
-    exc = _raised(exc_info)
     if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
         return exc
     return WorkerLostError(f"The run was aborted: {type(exc).__name__}")  # type: ignore[no-any-return]
 
 
-def _announce_retry(request: BackoffRequest, exc: Exception, exc_info: Any, delay: int) -> None:
+# Reports, which Celery leaves to the task's process, or makes in newer versions only
+
+
+def _announce_retry(request: BackoffRequest, exc: Exception, exc_info: Any, hide: Hide) -> None:
     """Announce a retry as the task's own process would, if it could not."""
     task, context = request.task, request._context
     if request.store_errors:
-        store = partial(task.backend.mark_as_retry, request=context)
-        _contained(request, store, request.id, exc, exc_info.traceback)
-    _send_retried(request, exc, exc_info.traceback)
-    reason = Retry(exc=exc, when=delay)
-    task.request_stack.push(context)
-    try:
+        with _contained(request):
+            task.backend.mark_as_retry(request.id, exc, exc_info.traceback, request=context)
+    _send_retried(request, exc, exc_info)
+    with _pushed(request):
         task.on_retry(exc, request.id, request.args, request.kwargs, exc_info)
+        reason = Retry(exc=exc, when=int(hide.seconds))
         signals.task_retry.send(sender=task, request=context, reason=reason, einfo=exc_info)
-    finally:
-        task.request_stack.pop()
-    logger.info("Task %s retry: %s", _named(request), reason)
 
 
 def _call_hooks(request: BackoffRequest, exc: BaseException, exc_info: Any) -> None:
-    """Call the hooks of a failed task as its own process would. Celery before 5.7 does not."""
-    task, arguments = request.task, (request.id, request.args, request.kwargs, exc_info)
-    task.request_stack.push(request._context)
+    """Call the hooks of a failure after a hard time limit, as Celery does from 5.7 on."""
+    arguments = (request.id, request.args, request.kwargs, exc_info)
+    with _pushed(request):
+        request.task.on_failure(exc, *arguments)
+        request.task.after_return(states.FAILURE, exc, *arguments)
+
+
+@contextmanager
+def _pushed(request: BackoffRequest) -> Iterator[None]:
+    """Let hooks find the request in ``self.request``."""
+    request.task.request_stack.push(request._context)
     try:
-        task.on_failure(exc, *arguments)
-        task.after_return(states.FAILURE, exc, *arguments)
+        yield
     finally:
-        task.request_stack.pop()
+        request.task.request_stack.pop()
 
 
-def _send_retried(request: BackoffRequest, exc: BaseException, traceback: object) -> None:
-    request.send_event("task-retried", exception=safe_repr(exc), traceback=safe_str(traceback))
+def _send_retried(request: BackoffRequest, exc: BaseException, exc_info: Any) -> None:
+    traceback = safe_str(exc_info.traceback)
+    request.send_event("task-retried", exception=safe_repr(exc), traceback=traceback)
 
 
 def _named(request: BackoffRequest) -> str:
     return f"{printable(request.name)}[{printable(request.id)}]"
 
 
-def _contained(request: BackoffRequest, callback: Callable[..., object], *args: Any) -> None:
-    """Call a result backend or a hook, and log its error, because the message is settled."""
+@contextmanager
+def _contained(request: BackoffRequest) -> Iterator[None]:
+    """Log an error of a result backend or a hook, because the message is settled."""
     try:
-        callback(*args)
+        yield
     except Exception as exc:  # noqa: BLE001  # Celery's and users' code; its error would be lost
         logger.error(
             "sqs_backoff.callback_failed: task %s: its message is settled all the same; %s",
@@ -377,30 +389,6 @@ def _contained(request: BackoffRequest, callback: Callable[..., object], *args: 
             error_site(exc),
             extra={"task_id": request.id},
         )
-
-
-def _settling_first(on_success: Callable[..., None]) -> Callable[..., None]:
-    """Return the pool's callback of a run that has ended, around Celery's."""
-
-    @wraps(on_success)
-    def settle_and_report(self: BackoffRequest, result: Any, **kwargs: Any) -> None:
-        if isinstance(result, ExceptionInfo):  # threads, gevent, solo: celery/concurrency/base.py
-            self.on_failure(result)
-            return
-        failed, retval, runtime = result
-        if failed:
-            self.on_failure(retval, return_ok=True)
-        elif self._cancelling and runtime is None:
-            # gevent and eventlet report a greenlet they killed as a success.
-            self.cut_short()
-        else:
-            self._settler.settle(RunEnd(End.RETURNED), _NO_ERROR)
-            _contained(self, partial(on_success, self, result, **kwargs))
-
-    return settle_and_report
-
-
-BackoffRequest.on_success = _settling_first(Request.on_success)
 
 
 def _exc_info(exc: BaseException) -> Any:
