@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 from celery.worker import state
@@ -132,14 +132,6 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
     upstream.start_nothing_given_back(consumer.controller, partial(_hand_over, receiver))
 
 
-def _may_begin(request: Any) -> bool:
-    """Return whether a request of Celery's own class may begin, and let Celery forget it if not."""
-    if request.lease.may_start():
-        return True
-    forget(request)
-    return False
-
-
 def _hand_over(receiver: Receiver, start: Callable[[Any], object], request: Any) -> bool:
     """Give a request to the pool. Keeps its message if that fails before the task has begun.
 
@@ -194,27 +186,24 @@ def _reject(lease: Lease, channel: Any, requeue: bool) -> None:
 
 def _settle_plain(request: Any, lease: Lease, receiver: Receiver) -> None:
     """Let a request of Celery's own class settle its lease, also if the message is lost."""
-    request.lease, request.may_begin = lease, partial(_may_begin, request)
-    lease.handed_to_pool = partial(was_handed_to_pool, request)
-    request._on_ack = lambda logger, errors: lease.done()
-    request._on_reject = lambda logger, errors, requeue: _reject(
-        lease, receiver.inbox.channel, requeue
-    )
-    request.on_failure = _releasing(lease, request.on_failure)
+    fail = request.on_failure
 
+    def may_begin() -> bool:
+        if lease.may_start():
+            return True
+        forget(request)
+        return False
 
-def _releasing(lease: Lease, on_failure: Callable[..., object]) -> Callable[..., None]:
-    """Give a message back if Celery is done with its request and has not settled it.
-
-    Celery leaves it to the broker after a cancelled run (a lost connection, with
-    ``worker_cancel_long_running_tasks_on_connection_loss``) and after a ``MemoryError``.
-    """
-
-    @wraps(on_failure)
-    def fail_and_release(*args: Any, **kwargs: Any) -> None:
+    def on_failure(*args: Any, **kwargs: Any) -> None:
+        # Celery leaves the message to the broker after a cancelled run (a lost connection, with
+        # worker_cancel_long_running_tasks_on_connection_loss) and after a MemoryError.
         try:
-            on_failure(*args, **kwargs)
+            fail(*args, **kwargs)
         finally:
             lease.release()
 
-    return fail_and_release
+    request.lease, request.may_begin, request.on_failure = lease, may_begin, on_failure
+    lease.handed_to_pool = partial(was_handed_to_pool, request)
+    channel = receiver.inbox.channel
+    request._on_ack = lambda logger, errors: lease.done()
+    request._on_reject = lambda logger, errors, requeue: _reject(lease, channel, requeue)
