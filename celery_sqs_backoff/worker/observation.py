@@ -65,30 +65,26 @@ class Observation:
     def __init__(self, app: Any, worker: str, receiver: Receiver) -> None:
         settings = app.conf.get("sqs_backoff")
         self._settings: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
-        self._app = app
-        self._worker = worker
-        self._receiver = receiver
+        self._app, self._worker, self._receiver = app, worker, receiver
         self._events, self._pulse = receiver.keeper.events, receiver.keeper.pulse
         self._waiting = Waiting()
+        self._over = threading.Event()
         self._stops: list[Callable[[], object]] = []
 
     def start(self) -> None:
         """Start the observers, once per worker."""
         self._stops.append(self._events.subscribe(Announce(self._app.tasks.get)))
         self._stops.append(self._events.subscribe(self._waiting))
-        # The settings, a library or a plug-in may fail here. The worker works without.
-        try:
-            self._beat()
-        except Exception as exc:  # noqa: BLE001
-            logger.error("sqs_backoff.no_heartbeat: %s: %s", type_name(exc), exc)
-        try:
-            self._serve()
-        except Exception as exc:  # noqa: BLE001
-            logger.error("sqs_backoff.no_metrics: %s: %s", type_name(exc), exc)
-        self._publish()
+        observers = {"heartbeat": self._beat, "metrics": self._serve, "status": self._publish}
+        for name, start in observers.items():
+            try:
+                start()
+            except Exception as exc:  # noqa: BLE001  # a setting, a library or a plug-in
+                logger.error("sqs_backoff.no_%s: %s: %s", name, type_name(exc), exc)
 
     def stop(self) -> None:
         """Stop them."""
+        self._over.set()
         while self._stops:
             self._stops.pop()()
 
@@ -98,31 +94,28 @@ class Observation:
             heartbeat.start()
             self._stops.append(heartbeat.stop)
 
+    # The record in the store
+
     def _publish(self) -> None:
         if not is_store_shared(self._app) or not self._settings.get("status", True):
             return
-        over = threading.Event()
-        thread = start_daemon("sqs-bulletin", lambda: self._write_until(over))
+        thread = start_daemon("sqs-bulletin", self._write_until_over)
         if thread is None:
             logger.warning("sqs_backoff.no_thread_left: this worker is missing in sqs-status")
-            return
-        self._stops += [lambda: thread.join(_JOIN_SECONDS), over.set]
+        else:
+            self._stops.append(lambda: thread.join(_JOIN_SECONDS))
 
-    def _write_until(self, over: threading.Event) -> None:
+    def _write_until_over(self) -> None:
         """Write the worker's state to the store until the end, and then delete it there.
 
         A store that is away is logged once, and tried again.
         """
         board: Board | None = None
-        is_failing, pause = False, _FIRST_PAUSE_SECONDS
+        is_failing, is_over, pause = False, False, _FIRST_PAUSE_SECONDS
         while True:
-            is_over = over.is_set()
             try:
                 board = board or Board(records_of(self._app))
-                if is_over:
-                    board.leave(self._worker)
-                else:
-                    board.write(self._worker, self.now())
+                board.leave(self._worker) if is_over else board.write(self._worker, self.now())
                 is_failing = False
             except Exception as exc:  # noqa: BLE001  # the store's client may raise anything
                 if not is_failing:
@@ -135,8 +128,7 @@ class Observation:
                 is_failing = True
             if is_over:
                 return
-            over.wait(pause)
-            pause = _INTERVAL_SECONDS
+            is_over, pause = self._over.wait(pause), _INTERVAL_SECONDS
 
     def now(self) -> WorkerNow:
         """Return the worker's present knowledge of its queues and providers."""
@@ -155,6 +147,8 @@ class Observation:
             )
         return WorkerNow(queues=queues, providers=tuple(self._receiver.gates.now()))
 
+    # The page of metrics, and health
+
     def _serve(self) -> None:
         """Serve the page, and if the port is taken try again in a thread.
 
@@ -164,19 +158,14 @@ class Observation:
             return
         host = str(self._settings.get("prometheus_host") or _DEFAULT_HOST)
         port = int(self._settings["prometheus_port"])
-        page, over = self._page(), threading.Event()
-        self._stops.append(over.set)
+        page = self._page()
         if (why := self._try_to_serve(host, port, page)) is None:
             return
-        logger.error(
-            "sqs_backoff.no_metrics: port %s: %s; trying again every %g s",
-            port,
-            why,
-            _AGAIN_SECONDS,
-        )
+        text = "sqs_backoff.no_metrics: port %s: %s; trying again every %g s"
+        logger.error(text, port, why, _AGAIN_SECONDS)
 
         def try_again() -> None:
-            while not over.wait(_AGAIN_SECONDS):
+            while not self._over.wait(_AGAIN_SECONDS):
                 if self._try_to_serve(host, port, page) is None:
                     return
 
