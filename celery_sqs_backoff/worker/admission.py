@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -29,16 +28,6 @@ logger = get_logger(__name__)
 _LONGEST_HELD_SECONDS = 15.0
 
 
-class Answer(Enum):
-    """What admission says of a message."""
-
-    RUN = "run"
-    #: Its request gives it up, so that Celery reports the failure: see ``Lease.refused``.
-    REFUSE = "refuse"
-    #: It is settled, it waits for its provider, or another receive or worker has it.
-    KEEP_BACK = "keep back"
-
-
 class Admission:
     """Admits the messages of one worker.
 
@@ -53,8 +42,11 @@ class Admission:
         #: False while the worker stops, or has lost its connection.
         self.is_open = True
 
-    def admit(self, lease: Lease, *, starts: bool) -> Answer:
-        """Return whether a message runs, and settle it if not. The first reason counts.
+    def admit(self, lease: Lease, *, starts: bool) -> bool:
+        """Return whether Celery gets a message, and settle it if not. The first reason counts.
+
+        A message with a reason to be given up goes to Celery too, so that its request reports the
+        failure: see ``Lease.refused``.
 
         Asked when the message is received; when Celery has found its task, if that has a provider;
         and when the task is to start, if Celery made it wait. Whether the message is still the
@@ -82,29 +74,27 @@ class Admission:
         Arguments:
             starts: whether the task starts now; else Celery makes it wait first.
         """
-        delivery, now = lease.delivery, time.time()
+        now = time.time()
         if not self.is_open:
             lease.give_back()
         if not lease.may_start():
-            return Answer.KEEP_BACK
+            return False
         if lease.payload is IGNORED:
             logger.info("sqs_backoff.ignored: message %s on %s", lease.message_id, lease.source)
             lease.done()
-            return Answer.KEEP_BACK
+            return False
         if lease.payload is None:
             unreadable.keep(lease, {}, lease.why, worker=self._worker)
-            return Answer.KEEP_BACK
+            return False
         headers: Mapping[str, Any] = lease.payload["headers"]
         if _ends_in_celery(headers, now):
-            return Answer.RUN
+            return True
         lease.refused = _reason_to_give_up(lease, headers, now)
         if lease.refused is not None:
-            return Answer.REFUSE
-        if not starts and delivery.due_at is not None and _is_hidden_until_due(lease, now):
-            return Answer.KEEP_BACK
-        if lease.gate is not None and self._waits_for_provider(lease, lease.gate, starts):
-            return Answer.KEEP_BACK
-        return Answer.RUN
+            return True
+        if not starts and _is_hidden_until_due(lease, now):
+            return False
+        return lease.gate is None or not self._waits_for_provider(lease, lease.gate, starts)
 
     def _waits_for_provider(self, lease: Lease, gate: Gate, starts: bool) -> bool:
         """Return whether the message's provider keeps it back.

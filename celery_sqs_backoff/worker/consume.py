@@ -16,12 +16,10 @@ from typing import Any
 from celery.worker import state
 from celery.worker.request import Request
 from celery.worker.strategy import default as celery_default
-from kombu.exceptions import DecodeError
 from kombu.utils.imports import symbol_by_name
 
 from ..text import printable
 from . import unreadable, upstream
-from .admission import Answer
 from .lease import Lease, State
 from .payload import check_call
 from .receive import Receiver
@@ -70,23 +68,17 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
         if lease is None:
             return  # it was lost, or given back, a moment ago: it runs elsewhere
         message.sqs_lease = lease
-        try:
-            is_limited, eta = consumer.task_buckets[task.name] is not None, lease.delivery.due_at
-            lease.waits_in_celery = waits = is_limited or (eta is not None and eta > time.time())
-            lease.gate = gate = receiver.gates.of_call(task, lambda: message.payload)
-            is_unknown, lease.options = lease.options is None, task.backoff_options
-            if gate is not None or is_unknown:  # else it was admitted when it was received
-                lease.go_on = lambda: admit(message, *args, **kwargs)
-                if receiver.admission.admit(lease, starts=not waits) is Answer.KEEP_BACK:
-                    return
-            check_call(message.payload)
-            with suppress(SettledBeforeRun):
-                handle(message, *args, **kwargs)
-        except DecodeError as exc:
-            consumer.on_decode_error(message, exc)
-        except Exception as exc:  # noqa: BLE001
-            # Headers of the wrong type, or a missing id, raise whatever they happen to.
-            consumer.on_invalid_task(None, message, exc)
+        is_limited, eta = consumer.task_buckets[task.name] is not None, lease.delivery.due_at
+        lease.waits_in_celery = waits = is_limited or (eta is not None and eta > time.time())
+        lease.gate = gate = receiver.gates.of_call(task, lambda: message.payload)
+        is_unknown, lease.options = lease.options is None, task.backoff_options
+        if gate is not None or is_unknown:  # else it was admitted when it was received
+            lease.go_on = partial(admit, message, *args, **kwargs)
+            if not receiver.admission.admit(lease, starts=not waits):
+                return
+        check_call(message.payload)
+        with suppress(SettledBeforeRun):
+            handle(message, *args, **kwargs)
 
     return admit
 
@@ -115,11 +107,11 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
             _settle_plain(request, lease, receiver)
         if lease.waits_in_celery:
             lease.go_on = partial(on_task_request, request)
-            answer = receiver.admission.admit(lease, starts=True)
-            if answer is Answer.REFUSE and isinstance(request, BackoffRequest):
-                request.refuse()
-            if answer is not Answer.RUN:
+            if not receiver.admission.admit(lease, starts=True):
                 forget(request)  # also while it waits for its provider, which may hide it
+                return
+            if lease.refused is not None:
+                request.refuse()
                 return
             state.task_reserved(request)
         elif not lease.may_start():

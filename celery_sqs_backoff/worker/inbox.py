@@ -132,7 +132,8 @@ class Inbox:
         except Exception as exc:  # noqa: BLE001  # whatever is wrong with it, others are waiting
             if not lease.is_settled() and not lease.handed_to_pool():
                 what = f"its headers or its body cannot be used ({type(exc).__name__})"
-                unreadable.keep(lease, {}, what, worker=self._worker)
+                headers = lease.payload["headers"] if lease.payload else {}
+                unreadable.keep(lease, headers, what, worker=self._worker)
         if lease.state is State.HELD and not lease.keeps_place:
             self._window.blocked(lease)
 

@@ -119,13 +119,9 @@ class Poller:
 
     def _help(self) -> None:
         """Help the main thread, as long as the queue has a backlog and there is room."""
-        name = f"{self._name}, thread {threading.get_ident()},"
-        self._pulse.watch(name, limit_seconds=_LONGEST_TURN_SECONDS)
         with self._survives():
             while not self._stopped.is_set() and (more := self._window.take_more(self.url)):
-                self._pulse.note_turn(name)
                 self._receive(more, wait_seconds=0, is_main=False)
-        self._pulse.forget(name)
         with self._lock:
             self._helpers -= 1
 

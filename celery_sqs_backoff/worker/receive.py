@@ -18,7 +18,7 @@ from ..sqs.limits import MAX_WAIT_TIME_SECONDS
 from ..sqs.queues import Queue, read_queue
 from ..text import BUG_CALLS, error_site
 from . import upstream
-from .admission import Admission, Answer, held_seconds
+from .admission import Admission, held_seconds
 from .inbox import Inbox
 from .keeper import Keeper
 from .lease import Lease
@@ -158,7 +158,7 @@ class Receiver:
                 lease = self._make_lease(name, queue, message, seen_at, received_at, hidden_seconds)
                 self.window.received(lease)
                 self.keeper.hold(lease)
-                if self.admission.admit(lease, starts=False) is not Answer.KEEP_BACK:
+                if self.admission.admit(lease, starts=False):
                     self.inbox.put(lease)
             except Exception as exc:  # noqa: BLE001  # a bug, or the user's hub
                 # Left to its visibility timeout; the rest of its batch is not.
