@@ -140,5 +140,5 @@ class Inbox:
 
 def is_stopping() -> bool:
     """Return whether Celery is shutting down. Its flags hold True or an exit code, maybe 0."""
-    flags = state.should_stop, state.should_terminate
-    return any(flag is not None and flag is not False for flag in flags)
+    stop, terminate = state.should_stop, state.should_terminate
+    return not ((stop is None or stop is False) and (terminate is None or terminate is False))
