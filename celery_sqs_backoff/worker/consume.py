@@ -98,6 +98,16 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
     """Admit again the messages that Celery made wait, and hand only our own to the pool."""
     hand_to_pool: Callable[[Any], object] = consumer.on_task_request
 
+    def refuse(request: Any, exc: Exception) -> None:
+        """Keep a message that the pool cannot take, unless its task has begun."""
+        lease = request.lease
+        if lease.state is not State.HELD or lease.handed_to_pool():
+            raise exc
+        what = f"the pool cannot take it ({type(exc).__name__})"
+        headers = {"task": request.name, "id": request.id}
+        unreadable.keep(lease, headers, what, worker=consumer.hostname)
+        forget(request)
+
     def on_task_request(request: Any) -> None:
         lease = receiver.window.lease(request.message.delivery_tag)
         if lease is None:
@@ -118,30 +128,13 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
             forget(request)
             return
         receiver.window.started(lease)
-        _hand_over(receiver, hand_to_pool, request)
+        try:
+            hand_to_pool(request)
+        except Exception as exc:  # noqa: BLE001
+            refuse(request, exc)
 
     consumer.on_task_request = on_task_request
-    upstream.start_nothing_given_back(consumer.controller, partial(_hand_over, receiver))
-
-
-def _hand_over(receiver: Receiver, start: Callable[[Any], object], request: Any) -> bool:
-    """Give a request to the pool. Keeps its message if that fails before the task has begun.
-
-    Returns:
-        Whether the pool has taken it.
-    """
-    try:
-        start(request)
-        return True
-    except Exception as exc:
-        lease = request.lease
-        if lease.state is not State.HELD or lease.handed_to_pool():
-            raise
-        what = f"the pool cannot take it ({type(exc).__name__})"
-        headers = {"task": request.name, "id": request.id}
-        unreadable.keep(lease, headers, what, worker=receiver.consumer.hostname)
-        forget(request)
-        return False
+    upstream.start_nothing_given_back(consumer.controller, refuse)
 
 
 # Acks and rejects

@@ -159,9 +159,7 @@ def remember_running_tasks(consumer: Any) -> None:
     consumer.on_close = consumer.blueprint.on_close = on_close_and_remember  # which a stop calls
 
 
-def start_nothing_given_back(
-    controller: Any, start: Callable[[Callable[[Any], object], Any], bool]
-) -> None:
+def start_nothing_given_back(controller: Any, refuse: Callable[[Any, Exception], object]) -> None:
     """Keep prefork from starting a waiting task after its message was given back.
 
     All versions: between the stop of the consumer and that of the pool, the end of a task starts
@@ -170,14 +168,18 @@ def start_nothing_given_back(
     Arguments:
         controller: Celery's worker. The requests that it starts have a method ``may_begin``, which
             returns whether the task may begin now.
-        start: calls its first argument with the second, and contains errors. It returns whether
-            the call raised none.
+        refuse: called with a request and the error that kept it from the pool.
     """
     process = controller._process_task
 
     def process_if_ours(request: Any) -> None:
-        if not request.may_begin() or not start(process, request):
-            controller._quick_release()  # no process will end, and give the place back
+        try:
+            if request.may_begin():
+                process(request)
+                return
+        except Exception as exc:  # noqa: BLE001
+            refuse(request, exc)
+        controller._quick_release()  # no process will end, and give the place back
 
     controller._process_task = process_if_ours
 

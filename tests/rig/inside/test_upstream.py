@@ -149,16 +149,17 @@ def test_a_queue_is_declared_without_asking_how_long_it_is():
 )
 def test_a_task_that_does_not_start_leaves_no_process_waiting(is_ours, fits, ran):
     """Celery counts the processes that are free; only this gives one back."""
-    freed, started = [], []
+    freed, started, refused = [], [], []
     controller = SimpleNamespace(
-        _process_task=started.append, _quick_release=lambda: freed.append(1)
+        _process_task=lambda request: started.append(request) if fits else 1 / 0,
+        _quick_release=lambda: freed.append(1),
     )
     upstream.start_nothing_given_back(
-        controller,
-        lambda start, request: fits and start(request) is None,
+        controller, lambda request, exc: refused.append(type(exc).__name__)
     )
     controller._process_task(SimpleNamespace(may_begin=lambda: is_ours))
     assert (len(started), len(freed)) == (int(ran), int(not ran))
+    assert refused == ([] if fits else ["ZeroDivisionError"])
 
 
 class Pool:
