@@ -17,7 +17,6 @@ from kombu.utils.json import loads as kombu_loads
 
 from ..foreign import IGNORE, Adapter
 from ..sqs.envelope import load_body
-from ..text import nests_too_deep
 
 #: The payload of a message that needs no task.
 IGNORED: Final[dict[str, Any]] = {}
@@ -82,8 +81,6 @@ class Payloads:
             return IGNORED
         try:
             task, args, kwargs = call
-            if nests_too_deep([args, kwargs]):
-                raise RecursionError
             if not isinstance(task, str) or task not in self._consumer.strategies:
                 raise NotUnderstood("the adapter named a task that is not registered here")
             return self._payload(task, list(args), dict(kwargs), message["MessageId"], queue)

@@ -220,12 +220,14 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             if isinstance(settle, GiveBack):
                 state.task_ready(self)
             elif isinstance(settle, Hide) and not isinstance(exc, Reject):
+                # A message that comes back to be given up is announced as failed then.
                 state.task_ready(self)
-                if ended.decision is None and ended.end.is_crash:
-                    _announce_retry(self, _failure(exc), exc_info, settle)
-                else:
-                    # A message that comes back to be given up is announced as failed then.
-                    _send_retried(self, getattr(exc, "exc", None) or exc, exc_info)
+                is_crash = ended.decision is None and ended.end.is_crash
+                cause = _failure(exc) if is_crash else getattr(exc, "exc", None) or exc
+                traceback = safe_str(exc_info.traceback)
+                self.send_event("task-retried", exception=safe_repr(cause), traceback=traceback)
+                if is_crash:
+                    _announce_retry(self, cause, exc_info, settle)
             elif ended.end is End.ABORTED:
                 # Celery would raise a ``MemoryError`` again, and store no result.
                 super().on_failure(_exc_info(_failure(exc)))
@@ -337,13 +339,12 @@ def _failure(exc: BaseException) -> Exception:
 # Reports, which Celery leaves to the task's process, or makes in newer versions only
 
 
-def _announce_retry(request: BackoffRequest, exc: Exception, exc_info: Any, hide: Hide) -> None:
+def _announce_retry(request: BackoffRequest, exc: Any, exc_info: Any, hide: Hide) -> None:
     """Announce a retry as the task's own process would, if it could not."""
     task, context = request.task, request._context
     if request.store_errors:
         with _contained(request):
             task.backend.mark_as_retry(request.id, exc, exc_info.traceback, request=context)
-    _send_retried(request, exc, exc_info)
     with _pushed(request):
         task.on_retry(exc, request.id, request.args, request.kwargs, exc_info)
         reason = Retry(exc=exc, when=int(hide.seconds))
@@ -366,11 +367,6 @@ def _pushed(request: BackoffRequest) -> Iterator[None]:
         yield
     finally:
         request.task.request_stack.pop()
-
-
-def _send_retried(request: BackoffRequest, exc: BaseException, exc_info: Any) -> None:
-    traceback = safe_str(exc_info.traceback)
-    request.send_event("task-retried", exception=safe_repr(exc), traceback=traceback)
 
 
 def _named(request: BackoffRequest) -> str:

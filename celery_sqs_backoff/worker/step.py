@@ -120,10 +120,9 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         channel, receiver = c.task_consumer.channel, c.sqs_receiver
         urls = [channel._resolve_queue_url(queue.name) for queue in c.task_consumer.queues]
         queues = [receiver.read_queue(url) for url in urls]
-        covered = [name for name in c.strategies if _is_covered(c.app.tasks.get(name))]
-        others = [
-            name for name in c.strategies if name not in covered and not name.startswith("celery.")
-        ]
+        tasks = c.app.tasks
+        covered = [each for each in c.strategies if getattr(tasks.get(each), "is_covered", False)]
+        others = {each for each in c.strategies if not each.startswith("celery.")} - {*covered}
         logger.info(
             "sqs_backoff.started: queues: %s; tasks of SQSBackoffTask: %s; other tasks: %s",
             "; ".join(map(_describe, queues)) or "none",
@@ -132,11 +131,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         )
         names = [queue.name for queue in c.task_consumer.queues]
         start_check_up(c.app, list(zip(names, queues, strict=True)))
-        introduce(c.app, [c.app.tasks[name] for name in covered])
-
-
-def _is_covered(task: Any) -> bool:
-    return getattr(task, "is_covered", False) is True
+        introduce(c.app, [tasks[name] for name in covered])
 
 
 def _describe(queue: Queue) -> str:
