@@ -50,8 +50,7 @@ class Admission:
 
         Asked when the message is received; when Celery has found its task, if that has a provider;
         and when the task is to start, if Celery made it wait. Whether the message is still the
-        worker's, and its provider up, is asked again when the task begins: ``may_begin`` of its
-        request.
+        worker's, and its provider up, is asked again when the task begins: ``request.may_begin``.
 
         ====================  ==========================================  ==========================
         reason                sign                                        the message

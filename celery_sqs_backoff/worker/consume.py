@@ -23,7 +23,7 @@ from . import unreadable, upstream
 from .lease import Lease, State
 from .payload import check_call
 from .receive import Receiver
-from .request import BackoffRequest, SettledBeforeRun, forget, was_handed_to_pool
+from .request import BackoffRequest, SettledBeforeRun, forget, may_begin, was_handed_to_pool
 
 
 def install(consumer: Any, receiver: Receiver) -> None:
@@ -134,7 +134,7 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
             refuse(request, exc)
 
     consumer.on_task_request = on_task_request
-    upstream.start_nothing_given_back(consumer.controller, refuse)
+    upstream.start_nothing_given_back(consumer.controller, may_begin, refuse)
 
 
 # Acks and rejects
@@ -173,12 +173,6 @@ def _settle_plain(request: Any, lease: Lease, receiver: Receiver) -> None:
     """Let a request of Celery's own class settle its lease, also if the message is lost."""
     fail = request.on_failure
 
-    def may_begin() -> bool:
-        if lease.may_start():
-            return True
-        forget(request)
-        return False
-
     def on_failure(*args: Any, **kwargs: Any) -> None:
         # Celery leaves the message to the broker after a cancelled run (a lost connection, with
         # worker_cancel_long_running_tasks_on_connection_loss) and after a MemoryError.
@@ -187,7 +181,7 @@ def _settle_plain(request: Any, lease: Lease, receiver: Receiver) -> None:
         finally:
             lease.release()
 
-    request.lease, request.may_begin, request.on_failure = lease, may_begin, on_failure
+    request.lease, request.on_failure = lease, on_failure
     lease.handed_to_pool = partial(was_handed_to_pool, request)
     channel = receiver.inbox.channel
     request._on_ack = lambda logger, errors: lease.done()

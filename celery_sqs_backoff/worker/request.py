@@ -118,23 +118,6 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         )
         lease.keeper.events.emit(lost)
 
-    def may_begin(self) -> bool:
-        """Return whether the task may begin, now that there is a process for it.
-
-        It may have waited for one since it was admitted, and its provider may be down by now.
-        """
-        lease, gate, options = self.lease, self.lease.gate, self.lease.options
-        try:
-            if not lease.may_start():
-                if gate is not None:
-                    gate.not_begun(lease)
-            elif gate is None or options is None or gate.lets_begin(lease, options):
-                return True
-        except Exception as exc:  # noqa: BLE001  # it would end the worker, or a pool drops the run
-            self.on_failure(_exc_info(exc), ended=RunEnd(End.NOT_BEGUN))
-        forget(self)
-        return False
-
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Run just before the task where the pool shares this process, else after it was begun.
 
@@ -143,12 +126,14 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
                 the task must not begin.
         """
         begins_now = pid == os.getpid()
-        if begins_now and not self.may_begin():
-            self.lease.release()  # if it was lost: its run will not begin
-            raise SettledBeforeRun
-        self.lease.slot_at = None  # it is used
         try:
+            if begins_now and not may_begin(self):
+                self.lease.release()  # if it was lost: its run will not begin
+                raise SettledBeforeRun
+            self.lease.slot_at = None  # it is used
             super().on_accepted(pid, time_accepted)
+        except SettledBeforeRun:
+            raise
         except Exception as exc:
             if not begins_now:
                 raise
@@ -266,6 +251,23 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             else:
                 super()._announce_revoked(*args)
         self._already_revoked = True
+
+
+def may_begin(request: Any) -> bool:
+    """Return whether the task of a request may begin, now that there is a process for it.
+
+    It may have waited for one since it was admitted, and its provider may be down by now. If it may
+    not, Celery forgets the request.
+    """
+    lease: Lease = request.lease
+    gate, options = lease.gate, lease.options
+    if not lease.may_start():
+        if gate is not None:
+            gate.not_begun(lease)
+    elif gate is None or options is None or gate.lets_begin(lease, options):
+        return True
+    forget(request)
+    return False
 
 
 def forget(request: Request) -> None:

@@ -159,22 +159,26 @@ def remember_running_tasks(consumer: Any) -> None:
     consumer.on_close = consumer.blueprint.on_close = on_close_and_remember  # which a stop calls
 
 
-def start_nothing_given_back(controller: Any, refuse: Callable[[Any, Exception], object]) -> None:
+def start_nothing_given_back(
+    controller: Any,
+    may_begin: Callable[[Any], bool],
+    refuse: Callable[[Any, Exception], object],
+) -> None:
     """Keep prefork from starting a waiting task after its message was given back.
 
     All versions: between the stop of the consumer and that of the pool, the end of a task starts
     the next one that waits. And if that cannot be started, the error ends the worker.
 
     Arguments:
-        controller: Celery's worker. The requests that it starts have a method ``may_begin``, which
-            returns whether the task may begin now.
+        controller: Celery's worker.
+        may_begin: returns whether the task of a request may begin now.
         refuse: called with a request and the error that kept it from the pool.
     """
     process = controller._process_task
 
     def process_if_ours(request: Any) -> None:
         try:
-            if request.may_begin():
+            if may_begin(request):
                 process(request)
                 return
         except Exception as exc:  # noqa: BLE001

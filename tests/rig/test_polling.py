@@ -344,27 +344,17 @@ def test_connection_lost_at_delivery(rig):
     assert (message.fate, worker.places_taken) == ("deleted", 0)
 
 
+@pytest.mark.parametrize("is_reset", [False, True], ids=["once", "until it is reset"])
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
-def test_event_loop_ended(rig):
-    """A message that the event loop refuses is neither held nor counted, and comes again."""
-    worker = started(rig)
-    message = rig.send()
-    worker.fail_loop(RuntimeError("the event loop has ended"))
-    rig.pass_time(1)
-    assert (message.fate, worker.places_taken) == ("hidden", 0)
-    worker.lose_connection()
-    rig.pass_time(30)
-    rig.run()
-    assert message.fate == "deleted"
-
-
-@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
-def test_event_loop_refuses_once(rig):
-    """An event loop that refuses one message gets the next ones."""
+def test_event_loop_refuses(rig, is_reset):
+    """A message that the event loop refuses is not held, and comes again; the next ones run."""
     worker = started(rig)
     refused = rig.send()
     worker.fail_loop(RuntimeError("not now"))
     rig.pass_time(1)
+    assert (refused.fate, worker.places_taken) == ("hidden", 0)
+    if is_reset:
+        worker.lose_connection()
     message = rig.send()
     rig.run()
     assert message.fate == "deleted"

@@ -155,9 +155,9 @@ def test_a_task_that_does_not_start_leaves_no_process_waiting(is_ours, fits, ran
         _quick_release=lambda: freed.append(1),
     )
     upstream.start_nothing_given_back(
-        controller, lambda request, exc: refused.append(type(exc).__name__)
+        controller, lambda _: is_ours, lambda _, exc: refused.append(type(exc).__name__)
     )
-    controller._process_task(SimpleNamespace(may_begin=lambda: is_ours))
+    controller._process_task("request")
     assert (len(started), len(freed)) == (int(ran), int(not ran))
     assert refused == ([] if fits else ["ZeroDivisionError"])
 
