@@ -80,7 +80,7 @@ class Observation:
             try:
                 start()
             except Exception as exc:  # noqa: BLE001  # a setting, a library or a plug-in
-                logger.error("sqs_backoff.no_%s: %s: %s", name, type_name(exc), exc)
+                logger.error("sqs_backoff.observer_failed: %s: %s: %s", name, type_name(exc), exc)
 
     def stop(self) -> None:
         """Stop them."""
@@ -161,8 +161,7 @@ class Observation:
         page = self._page()
         if (why := self._try_to_serve(host, port, page)) is None:
             return
-        text = "sqs_backoff.no_metrics: port %s: %s; trying again every %g s"
-        logger.error(text, port, why, _AGAIN_SECONDS)
+        logger.error("sqs_backoff.no_metrics: port %s: %s; trying again later", port, why)
 
         def try_again() -> None:
             while not self._over.wait(_AGAIN_SECONDS):

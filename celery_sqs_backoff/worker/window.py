@@ -205,7 +205,8 @@ class Window:
 
     def _free(self, lease: Lease) -> None:
         with self._cond:
-            del self._held[lease.tag]
+            if self._held.pop(lease.tag, None) is None:
+                return  # another thread has freed it
             self._blocked.discard(lease.tag)
             self._running.discard(lease.tag)
             self._throughput.settled(self._keeper.clock(), more=bool(self._held))
