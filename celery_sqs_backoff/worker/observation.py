@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -41,9 +42,6 @@ _FIRST_PAUSE_SECONDS: Final = 3.0
 
 #: How long the end of a worker waits until its record is deleted from the store.
 _JOIN_SECONDS: Final = 2.0
-
-#: Celery's loop may change the set while another thread copies it, which takes microseconds.
-_COPY_TRIES: Final = 100
 
 
 class Observation:
@@ -213,9 +211,6 @@ def running(queue: str) -> int:
 
 def active_requests() -> list[Any]:
     """Return Celery's requests that a process, thread or greenlet of the pool has begun."""
-    for _ in range(_COPY_TRIES):
-        try:
+    while True:
+        with suppress(RuntimeError):  # Celery's loop has changed the set meanwhile: copy it again
             return list(state.active_requests)
-        except RuntimeError:  # "Set changed size during iteration"
-            continue
-    return []

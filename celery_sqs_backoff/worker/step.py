@@ -84,8 +84,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         self._keeper.pulse.forget(EVENT_LOOP)
         self._receiver.pause()
 
-    def terminate(self, c: Any) -> None:
-        self.stop(c)
+    terminate = stop
 
     def shutdown(self, c: Any) -> None:
         """Run after the pool has stopped and all ended runs are settled."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -140,3 +141,16 @@ def test_severity(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     eventually(lambda: len(caplog.records) == 2)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert caplog.records[0].getMessage().startswith("sqs_backoff.finding: W015 mails")
+
+
+def test_no_thread_left(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker on a machine that has no thread left starts without the check, and says so."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    start_check_up(app, [])
+    assert caplog.text.count("sqs_backoff.no_thread_left") == 1

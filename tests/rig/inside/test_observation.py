@@ -14,12 +14,13 @@ from urllib.error import HTTPError
 
 import pytest
 from celery import Celery
+from celery.worker import state
 
 from celery_sqs_backoff.observe.board import QueueNow
 from celery_sqs_backoff.observe.events import Events, MessageHidden
 from celery_sqs_backoff.observe.health import Pulse
 from celery_sqs_backoff.worker import observation as module
-from celery_sqs_backoff.worker.observation import Observation
+from celery_sqs_backoff.worker.observation import Observation, running
 from tests.support.processes import eventually
 
 
@@ -155,3 +156,31 @@ def test_no_thread_left(
     monkeypatch.setattr(threading.Thread, "start", refuse)
     observe(store="redis://127.0.0.1:1/0")
     assert caplog.text.count("sqs_backoff.no_thread_left") == 1
+
+
+class Request:
+    """As Celery's: known by itself, weakly."""
+
+    def __init__(self, queue: str | None) -> None:
+        info = {"sqs_queue": f"https://sqs.eu-central-1.amazonaws.com/1/{queue}"} if queue else {}
+        self.message = SimpleNamespace(delivery_info=info)
+
+
+class Changing(list[Request]):
+    """A set that another thread changes while it is read."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Request]:
+        self.looks += 1
+        if self.looks < 3:
+            raise RuntimeError("Set changed size during iteration")
+        return super().__iter__()
+
+
+def test_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that run are counted by queue, and again if Celery's set of them changes meanwhile."""
+    requests = [Request("mails"), Request("mails"), Request("bulk"), Request(None)]
+    for active in (requests, Changing(requests)):
+        monkeypatch.setattr(state, "active_requests", active)
+        assert (running("mails"), running("bulk"), running("other")) == (2, 1, 0)

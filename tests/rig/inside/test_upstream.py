@@ -228,3 +228,17 @@ def test_a_pool_that_grows_says_so():
 def test_a_subclass_of_a_pool_is_known():
     assert upstream.is_pool_of(a_pool("gevent"), "gevent")
     assert not upstream.is_pool_of(a_pool("gevent"), "prefork")
+
+
+def test_a_soft_shutdown_waits_without_a_thread(monkeypatch):
+    """Celery's own wait still runs when the thread that gives messages back cannot start."""
+
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    waited = []
+    controller = SimpleNamespace(wait_for_soft_shutdown=lambda: waited.append(1))
+    upstream.give_back_before_soft_shutdown(SimpleNamespace(controller=controller), lambda: None)
+    controller.wait_for_soft_shutdown()
+    assert waited == [1]
