@@ -220,8 +220,14 @@ def needs_delay(ended: RunEnd) -> bool:
 
 
 def decide(ended: RunEnd, facts: Facts) -> Settle:
-    """Decide about the message. A decision of the task's process stands."""
+    """Decide about the message.
+
+    A decision of the task's process stands, unless the message was received for the last time while
+    the task ran.
+    """
     settle = ended.decision or _decide_end(ended.end, facts)
+    if isinstance(settle, Hide) and facts.standing.is_last_receive:
+        settle = DeadLetter(GiveUpReason.MAX_RECEIVE_COUNT, settle.outcome)
     if isinstance(settle, DeadLetter) and not facts.keeps_dead_letters:
         return Delete(settle.reason, settle.outcome)
     return settle

@@ -31,6 +31,8 @@ class Delivery:
     #: SQS's own count, this receive included. It counts receives, not runs: a prefetched message
     #: given back at a deploy has been received too.
     receive_count: int = 1
+    #: Later receives of the message by its worker while the run goes on. They lead to no run.
+    receives_since: int = 0
     first_received_at: float | None = None
     sent_at: float | None = None
     #: From the queue's redrive policy: SQS moves the message to the dead-letter queue on the
@@ -122,13 +124,14 @@ class Delivery:
     @property
     def is_last_before_sqs_moves_it(self) -> bool:
         """Whether SQS would move the message, silently, at its next receive."""
-        return self.max_receive_count is not None and self.receive_count >= self.max_receive_count
+        most = self.max_receive_count
+        return most is not None and self.receive_count + self.receives_since >= most
 
     @property
     def is_next_the_last(self) -> bool:
         """Whether the next receive is the last before SQS would move the message."""
         most = self.max_receive_count
-        return most is not None and self.receive_count + 1 >= most
+        return most is not None and self.receive_count + self.receives_since + 1 >= most
 
     @property
     def has_receives_to_spare(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -328,6 +328,9 @@ class Lease:
                 self.move(State.HELD)
             self.queue, self.handle, self.received_at = newer.queue, newer.handle, newer.received_at
             self.visible_at, self.renew_at = newer.visible_at, newer.renew_at
+            # The run knows the receive that led to it, by its count.
+            since = newer.delivery.receive_count - self.delivery.receive_count
+            self.delivery = replace(self.delivery, receives_since=since)
             self.may_be_lost = self.in_doubt = False
 
     def shed(self) -> None:

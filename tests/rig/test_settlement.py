@@ -596,6 +596,20 @@ def test_delivered_again_while_it_runs(rig, is_renewing):
     assert rig.told("LeaseLost") == []
 
 
+def test_last_receive_during_its_run(rig):
+    """A run learns that its message is back for the last time; SQS would move it without a word."""
+    rig.queue(max_receive_count=2)
+    [message], [run] = begin(rig, raises(DOWN), backoff=Schedule([600]))
+    message.deliver_again()
+    run.finish()
+    rig.pass_time(1)
+    assert (message.fate, message.receives) == ("dead letter", 2)
+    assert rig.story() == [
+        "ran: retryable",
+        "given up: the queue's maxReceiveCount is reached, retryable",
+    ]
+
+
 # Messages that are lost
 
 

@@ -171,9 +171,9 @@ def test_every_end_settles_the_message(end, decision, known):
         assert end in {End.RETURNED, End.RETRY_ASKED, End.IGNORED, End.REVOKED}
     if isinstance(settle, Hide):
         assert settle.seconds > 0 or end in {End.REQUEUED, End.NOT_BEGUN}
+        standing = known.standing
+        assert not standing.is_last_receive
         if decision is None:
-            standing = known.standing
-            assert not standing.is_last_receive
             assert known.max_retries is None or standing.retries < known.max_retries
     if isinstance(settle, DeadLetter):
         assert known.keeps_dead_letters
