@@ -29,33 +29,47 @@ class CredentialsNotRenewed(botocore.CredentialRetrievalError):
         self.code = f"{type(self).__name__} ({error_msg})"
 
 
+class Fault(Enum):
+    """Where the reason for a failure lies, which says when to try again."""
+
+    #: In SQS, the network or the credentials. It may pass by itself.
+    PASSING = "passing"
+    #: In the set-up. A person has to act.
+    OPERATOR = "operator"
+    #: In one entry. If a whole call fails so, one of its entries is why.
+    ENTRY = "entry"
+
+
 class Kind(Enum):
     """Meaning of a failed call, or of a failed entry of a batch."""
 
     #: SQS, or the way there, asks for fewer calls. Nothing was done.
-    THROTTLED = "throttled"
+    THROTTLED = "throttled", Fault.PASSING
     #: SQS was not reached (DNS, refused connection, TLS). Nothing was done.
-    UNREACHABLE = "unreachable"
+    UNREACHABLE = "unreachable", Fault.PASSING
     #: The request left and its response was lost, or SQS failed inside. It may have been done.
-    IN_DOUBT = "in doubt"
+    IN_DOUBT = "in doubt", Fault.PASSING
     #: The credentials have expired, or could not be fetched. Nothing was done; newer ones may do.
-    CREDENTIALS = "credentials"
+    CREDENTIALS = "credentials", Fault.PASSING
     #: Newer credentials are being fetched, and do not come. Nothing was done.
-    CREDENTIALS_LATE = "late credentials"
-    #: A person has to act: permissions, or the state of a KMS key. Nothing was done.
-    DENIED = "denied"
+    CREDENTIALS_LATE = "late credentials", Fault.PASSING
+    #: Permissions are missing, or a KMS key is in a wrong state. Nothing was done.
+    DENIED = "denied", Fault.OPERATOR
     #: There is no such queue.
-    NO_QUEUE = "no queue"
+    NO_QUEUE = "no queue", Fault.OPERATOR
     #: The receipt handle is void: the message is deleted, or another consumer has it.
-    STALE_HANDLE = "stale handle"
+    STALE_HANDLE = "stale handle", Fault.ENTRY
     #: The message would be hidden for more than 12 hours after its receive.
-    TOO_LONG = "too long"
+    TOO_LONG = "too long", Fault.ENTRY
     #: SQS refuses this entry for its size, its characters or its attributes.
-    BAD_ENTRY = "bad entry"
+    BAD_ENTRY = "bad entry", Fault.ENTRY
     #: The server does not know this call. Only local servers say so.
-    UNSUPPORTED = "unsupported"
+    UNSUPPORTED = "unsupported", Fault.OPERATOR
     #: Nothing left this machine, and repeating will not help: no credentials, no region, a bug.
-    LOCAL = "local"
+    LOCAL = "local", Fault.OPERATOR
+
+    def __init__(self, _: str, fault: Fault) -> None:
+        self.fault = fault
 
 
 class Operation(Enum):
@@ -90,7 +104,12 @@ class Failure:
     @property
     def is_transient(self) -> bool:
         """Whether the same call may succeed later without anybody changing anything."""
-        return self.kind in _TRANSIENT
+        return self.kind.fault is Fault.PASSING
+
+    @property
+    def is_of_lane(self) -> bool:
+        """Whether the whole call failed, and none of its entries is why."""
+        return self.is_of_call and self.kind.fault is not Fault.ENTRY
 
     @property
     def may_have_been_done(self) -> bool:
@@ -108,10 +127,6 @@ class Failure:
 
 #: SQS did not say whether it carried out the call (a proxy's empty 200, for one).
 NOT_LISTED = Failure(Kind.IN_DOUBT, "NotListed")
-
-_TRANSIENT = frozenset(
-    {Kind.THROTTLED, Kind.UNREACHABLE, Kind.IN_DOUBT, Kind.CREDENTIALS, Kind.CREDENTIALS_LATE}
-)
 
 #: Codes by meaning. https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/CommonErrors.html
 #: and the error lists of the actions above; KMS: ``KmsThrottled`` and the like, same reference, or

@@ -1,43 +1,36 @@
 """One received message, from its receive until SQS has confirmed its settlement.
 
-This file owns the states of a message and the transitions between them. The settlement table plans
-the calls that the states need, and the keeper makes them.
+This file owns the states of a message and the transitions between them. The settlement table makes
+the transitions and plans the calls that they need, and the keeper makes the calls.
 """
 
 from __future__ import annotations
 
 import math
-import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from ..observe.events import MessageHidden
 from ..retry.budget import GiveUpReason
 from ..retry.options import Options
 from ..sqs.calls import Calls
 from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.delivery import Delivery
 from ..sqs.hidden import Recall
-from ..sqs.limits import MAX_VISIBILITY_TIMEOUT_SECONDS, MAX_WAIT_TIME_SECONDS
+from ..sqs.limits import MAX_VISIBILITY_TIMEOUT_SECONDS
 from ..sqs.queues import Queue
+from ..sqs.redact import ErrorText
 from ..sqs.visibility import TWELVE_HOURS_MARGIN_SECONDS
 
 if TYPE_CHECKING:
-    from .keeper import Keeper
     from .providers import Gate
-
-#: Of all leases: a settlement takes it for two assignments.
-_GUARD = threading.Lock()
+    from .settlement import SettlementTable
 
 #: A renewal asks for at least this much, however short the queue's own visibility timeout is. It
 #: bounds the calls, and the time that a message of a killed worker stays hidden.
 _MIN_RENEWAL_SECONDS = 10
-
-#: Callers that ask for a delay have kept `TWELVE_HOURS_MARGIN_SECONDS`, which is longer. Here the
-#: delay must not be cut again.
-_HIDING_MARGIN_SECONDS = MAX_WAIT_TIME_SECONDS + 20
 
 #: A renewal comes when this share of the visibility timeout is over, so two more tries fit.
 RENEW_AT_SHARE = 1 / 3
@@ -48,9 +41,8 @@ _TRANSIENT_FAILURES = 3
 _FIRST_KEEP_HIDDEN_SECONDS = 30
 _MAX_KEEP_HIDDEN_SECONDS = 900
 
-#: A queue with a visibility timeout of 0 would hand a message out again immediately, so a
-#: receive must ask for this instead.
-_INSTEAD_OF_NO_TIMEOUT_SECONDS = 30
+#: Until a queue that could not be read is looked at again.
+_POSTPONED_SECONDS = 5
 
 
 class State(Enum):
@@ -94,7 +86,7 @@ TRANSITIONS: dict[State, dict[State | None, str]] = {
     },
 }
 
-#: States that are settled by a change of visibility.
+#: States that are settled by a change of visibility, so that the message is not renewed.
 HIDING = frozenset({State.HIDE, State.BRING_FORWARD, State.GIVE_BACK})
 
 
@@ -111,8 +103,8 @@ class Lease:
     """One received message, held until it is settled once.
 
     A settlement is a new state, and the keeper makes its calls. The first settlement wins, and a
-    later one returns ``False``. No method blocks or raises. Times are seconds of the keeper's
-    clock.
+    later one returns ``False``. No method blocks or raises. The keeper alone changes the state,
+    under its lock. Times are seconds of its clock.
 
     Arguments:
         queue: the queue's attributes.
@@ -121,7 +113,7 @@ class Lease:
         body: its body, unchanged.
         delivery: the same receive, in numbers.
         received_at: when the worker saw the message.
-        keeper: carries out the settlement; notified once, in the settling thread.
+        keeper: carries out the settlement.
         free: releases the message's place in the prefetch window; called once.
         hidden_seconds: of the receive; ``None``: the queue's visibility timeout.
     """
@@ -132,7 +124,7 @@ class Lease:
     body: str
     delivery: Delivery
     received_at: float
-    keeper: Keeper
+    keeper: SettlementTable
     free: Callable[[], None] = _do_nothing
     hidden_seconds: int | None = None
 
@@ -173,10 +165,7 @@ class Lease:
 
     # Its settlement
 
-    guard: Any = _GUARD
     state: State = State.HELD
-    #: The table knows the state. (``become`` does not wait for the table.)
-    is_entered: bool = False
     visible_at: float = 0.0
     renew_at: float = 0.0
     #: HIDE, BRING_FORWARD, GIVE_BACK: when the message should be seen again.
@@ -202,7 +191,7 @@ class Lease:
         self.key = self.queue.url, self.message_id
         self.due_at = self.received_at
         seconds = self.hidden_seconds or self.queue.visibility_timeout_seconds
-        self.extend(self.received_at, seconds or _INSTEAD_OF_NO_TIMEOUT_SECONDS)
+        self.extend(self.received_at, seconds)
 
     def is_settled(self) -> bool:
         """Return whether it is no longer held."""
@@ -215,26 +204,26 @@ class Lease:
         machine that was suspended) goes on before the keeper has noticed.
         """
         if self.state is State.HELD and self.keeper.clock() >= self.visible_at:
-            self.lose()
+            self.keeper.lose(self)
         return self.state is State.HELD
 
     # Settling
 
     def done(self) -> bool:
         """Delete the message of a finished task. This worker does not run it again."""
-        return self._settle(State.DELETE, is_finished=True)
+        return self.keeper.settle(self, State.DELETE, is_finished=True)
 
     def drop(self) -> bool:
         """Delete the message of a task that is given up. If it was lost, it runs again."""
-        return self._settle(State.DELETE)
+        return self.keeper.settle(self, State.DELETE)
 
     def defer(self, seconds: float) -> bool:
         """Hide the message for ``seconds``."""
-        return self._settle(State.HIDE, due_at=self.keeper.clock() + seconds)
+        return self.keeper.settle(self, State.HIDE, due_at=self.keeper.clock() + seconds)
 
     def release(self) -> bool:
         """Give the message back, to be received again immediately."""
-        return self._settle(State.GIVE_BACK, due_at=self.keeper.clock())
+        return self.keeper.settle(self, State.GIVE_BACK, due_at=self.keeper.clock())
 
     def give_back(self, *, until: float | None = None, was_due: bool = False) -> bool:
         """Give back a message without starting its task. This receive was no attempt.
@@ -247,17 +236,35 @@ class Lease:
             due_since = self.delivery.first_due_at if was_due else None
             self.keeper.memory.count_given_back(self.message_id, due_since=due_since)
         if until is not None:
-            return self._settle(State.HIDE, due_at=until)
+            return self.keeper.settle(self, State.HIDE, due_at=until)
         return self.release()
 
-    def dead_letter(self, record: DeadLetterRecord) -> bool:
-        """Send the message, with the record on it, to the queue's dead-letter queue."""
-        return self._settle(State.DEAD_LETTER, record=record)
+    def give_up(self, error: ErrorText, **facts: Any) -> bool:
+        """Send the message to the queue's dead-letter queue, with a record of why.
 
-    def lose(self) -> None:
-        """Make no further call, because another worker may have the message. Tell the task."""
-        if self.keeper.lost(self):
-            self.tell_of_loss()
+        Arguments:
+            error: of the last run.
+            facts: the fields of the record that neither the error nor the lease tells.
+        """
+        record = DeadLetterRecord(
+            **asdict(error),
+            **facts,
+            first_received_at=self.delivery.first_received_at,
+            failed_at=time.time(),
+            origin=self.queue.arn or self.queue.url,
+        )
+        return self.dead_letter(record)
+
+    def dead_letter(self, record: DeadLetterRecord) -> bool:
+        """Send the message, with the record on it, to the queue's dead-letter queue.
+
+        Hides it first if that queue is not known yet. When it comes back, this worker does not run
+        it again.
+        """
+        if self.queue.is_read:
+            return self.keeper.settle(self, State.DEAD_LETTER, record=record)
+        self.keeper.memory.settled(self.message_id, record)
+        return self.defer(_POSTPONED_SECONDS)
 
     def tell_of_loss(self) -> None:
         """Tell the task that another worker may have the message."""
@@ -270,49 +277,7 @@ class Lease:
         free, self.free = self.free, _do_nothing
         free()
 
-    def _settle(self, state: State, *, is_finished: bool = False, **facts: Any) -> bool:
-        was = self.become(state, **facts)
-        if was is State.LOST:
-            if is_finished:  # should this worker receive it again, it need not run again
-                self.keeper.memory.settled(self.message_id, None)
-            self.keeper.ended(self)
-        if was is not State.HELD:
-            return False
-        if state is State.HIDE:
-            self._tell_hidden()
-        self.keeper.settled(self)
-        return True
-
-    def _tell_hidden(self) -> None:
-        retry_for = None if self.options is None else self.options.retry_for
-        hidden = MessageHidden(
-            queue=self.queue.name,
-            message_id=self.message_id,
-            seconds=self.due_at - self.keeper.clock(),
-            sent_at=self.delivery.sent_at,
-            eta=self.delivery.due_at,
-            gives_up_at=None if retry_for is None else self.delivery.first_due_at + retry_for,
-        )
-        self.keeper.events.emit(hidden)
-
-    # Transitions
-
-    def become(self, state: State, **facts: Any) -> State | None:
-        """Settle the message, or lose it. If it was lost, note that its run is over.
-
-        Returns:
-            The state before. ``HELD``: this call has settled or lost it. ``LOST``: its run has
-            ended now. ``None``: it was settled or lost before, and this call had no effect.
-        """
-        with self.guard:
-            was = self.state
-            if was is State.HELD:
-                self.move(state, **facts)
-            elif was is State.LOST and state is not State.LOST and not self.is_over:
-                self.is_over = True
-            else:
-                return None
-        return was
+    # Transitions, under the keeper's lock
 
     def move(self, state: State, **facts: Any) -> None:
         """Go to another state, as ``TRANSITIONS`` allow."""
@@ -323,15 +288,14 @@ class Lease:
 
     def hold_again(self, newer: Lease) -> None:
         """Go on with the receipt handle of a newer receive of the same message."""
-        with self.guard:
-            if self.state is State.LOST:
-                self.move(State.HELD)
-            self.queue, self.handle, self.received_at = newer.queue, newer.handle, newer.received_at
-            self.visible_at, self.renew_at = newer.visible_at, newer.renew_at
-            # The run knows the receive that led to it, by its count.
-            since = newer.delivery.receive_count - self.delivery.receive_count
-            self.delivery = replace(self.delivery, receives_since=since)
-            self.may_be_lost = self.in_doubt = False
+        if self.state is State.LOST:
+            self.move(State.HELD)
+        self.queue, self.handle, self.received_at = newer.queue, newer.handle, newer.received_at
+        self.visible_at, self.renew_at = newer.visible_at, newer.renew_at
+        # The run knows the receive that led to it, by its count.
+        since = newer.delivery.receive_count - self.delivery.receive_count
+        self.delivery = replace(self.delivery, receives_since=since)
+        self.may_be_lost = self.in_doubt = False
 
     def shed(self) -> None:
         """Drop the content while SQS hides the message, because a worker may have thousands."""
@@ -339,11 +303,6 @@ class Lease:
         self.handed_to_pool, self.on_lost, self.go_on = _no, None, None
 
     # The timeouts to ask for
-
-    @property
-    def is_hiding(self) -> bool:
-        """Whether its settlement is a change of visibility, so that it is not renewed."""
-        return self.is_entered and self.state in HIDING
 
     def extend(self, asked_at: float, seconds: int) -> None:
         """Note that the message is hidden for ``seconds`` from ``asked_at`` on."""
@@ -362,8 +321,7 @@ class Lease:
         if self.state is State.GIVE_BACK:
             return 0
         least = 1 if self.state is State.HIDE else 0
-        left = self._left(now, _HIDING_MARGIN_SECONDS)
-        return max(least, min(math.ceil(self.due_at - now), left))
+        return max(least, min(math.ceil(self.due_at - now), self._left(now)))
 
     def seconds_to_renew(self, now: float, spread_seconds: int) -> int:
         """Return the timeout for a renewal. 0 or less once the 12 hours are used up.
@@ -378,7 +336,9 @@ class Lease:
         if self.state is not State.HELD and lasting > 0:
             longer = _FIRST_KEEP_HIDDEN_SECONDS * 2 ** min(lasting, 10)
             seconds = max(seconds, min(longer, _MAX_KEEP_HIDDEN_SECONDS))
-        return min(seconds, self._left(now, TWELVE_HOURS_MARGIN_SECONDS))
+        return min(seconds, self._left(now))
 
-    def _left(self, now: float, margin: float) -> int:
-        return int(MAX_VISIBILITY_TIMEOUT_SECONDS - margin - (now - self.received_at))
+    def _left(self, now: float) -> int:
+        """Return how long the 12 hours of SQS still allow to hide the message."""
+        longest = MAX_VISIBILITY_TIMEOUT_SECONDS - TWELVE_HOURS_MARGIN_SECONDS
+        return int(longest - (now - self.received_at))

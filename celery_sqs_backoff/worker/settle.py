@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from celery.utils.log import get_logger
 
-from ..observe.events import DeadLettered, Discarded, OfTask, Retried, RunEnded
+from ..observe.events import DeadLettered, Discarded, Retried, RunEnded
 from ..retry.budget import GiveUpReason, draw_delay
 from ..retry.decision import (
     NO_FACTS,
@@ -29,14 +28,12 @@ from ..retry.decision import (
 )
 from ..retry.options import DEAD_LETTER
 from ..retry.outcomes import Outcome
-from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.limits import MAX_IN_FLIGHT_MESSAGES
 from ..sqs.redact import ErrorText
 from ..sqs.visibility import standing, visibility_delay
 from ..text import error_site, printable
 from ..threads import call_in_time
 from .lease import Lease
-from .unreadable import record_of
 
 logger = get_logger(__name__)
 
@@ -60,6 +57,14 @@ class Settler:
         self._request = request
         self.lease, self._gate = lease, lease.gate
         self._options = request.task.backoff_options
+        self._events = lease.keeper.events
+        self._attempt = int(request.retries) + 1
+        self._names: dict[str, Any] = {  # of the task and its message, in all events
+            "queue": lease.queue.name,
+            "task": request.type,
+            "task_id": request.id,
+            "message_id": lease.message_id,
+        }
 
     def settle(self, ended: RunEnd, error: ErrorText) -> Settle | None:
         """Decide, and settle the lease. Does not wait for SQS. Never raises.
@@ -88,54 +93,70 @@ class Settler:
         self.lease.defer(_COMES_BACK_SECONDS)
         return Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
 
+    def _facts(self, ended: RunEnd) -> Facts:
+        options, queue, delivery = self._options, self.lease.queue, self.lease.delivery
+        crashes, delay = 0, 0.0
+        if ended.decision is None and ended.end.is_crash:
+            crashes = self.lease.keeper.memory.count_crash(delivery.message_id)
+        if needs_delay(ended):
+            delay = draw_delay(
+                options,
+                message_id=delivery.message_id,
+                attempt=self._attempt,
+                is_fifo=queue.is_fifo,
+                rng=random,
+            )
+        has_place = queue.dlq_url is not None or not queue.is_read
+        return Facts(
+            standing=standing(delivery, retries=self._request.retries, now=time.time()),
+            max_retries=options.max_retries,
+            retry_for=options.retry_for,
+            crash_budget=options.crash_budget,
+            crashes=crashes,
+            delay=delay,
+            keeps_dead_letters=options.on_give_up == DEAD_LETTER and has_place,
+        )
+
     def _carry_out(self, settle: Settle, ended: RunEnd, error: ErrorText, facts: Facts) -> Settle:
-        end = ended.end
-        reason = settle.reason if isinstance(settle, DeadLetter | Delete) else None
+        end, lease = ended.end, self.lease
         if end.is_run:
             # A run that failed and left no decision may have done anything.
             outcome = Outcome.UNKNOWN if ended.decision is None else ended.decision.outcome
             told = "succeeded" if end.is_success else outcome.value
-            self._emit(RunEnded, outcome=told, attempt=self._attempt)
+            self._events.emit(RunEnded(**self._names, outcome=told, attempt=self._attempt))
         if self._gate is not None:
-            self._gate.ended(self.lease, ended)
-        is_given_up = reason is not None and not end.is_success
-        is_owed = (is_given_up or end is End.REVOKED) and not self._take_back()
-        if is_owed and not self._goes_all_the_same(ended, settle):
-            settle, reason = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN), None
+            self._gate.ended(lease, ended)
+        if not end.is_success and self._is_owed(settle, end):
+            settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
         if isinstance(settle, Hide):
             return self._hide(settle, ended, error, facts)
+        # A message that was lost runs again on another worker, which tells of it.
         if isinstance(settle, GiveBack):
             if not settle.started:
-                self.lease.give_back()
-            elif self.lease.release():
-                self._emit_retry(0, Outcome.UNKNOWN, ended, error, facts)
-            return settle
-        if isinstance(settle, DeadLetter):
-            record = self._record(settle.reason, settle.outcome, error)
-            is_settled = self.lease.keeper.give_up(self.lease, record)
-        else:
-            is_settled = self.lease.done() if reason is None else self.lease.drop()
-        # A message that was lost runs again on another worker, which tells of it.
-        if is_settled and reason is not None:
-            is_kept = isinstance(settle, DeadLetter)
-            self._emit_given_up(reason, settle.outcome, error, is_kept=is_kept)
-        elif is_settled and end is End.REVOKED:
-            self._emit(Discarded)
+                lease.give_back()
+            elif lease.release():
+                self._tell_retried(0, Outcome.UNKNOWN, ended, error, facts)
+        elif isinstance(settle, DeadLetter):
+            if self._dead_letter(settle.reason, settle.outcome, error):
+                self._tell_given_up(settle.reason, settle.outcome, error)
+        elif settle.reason is not None:
+            if lease.drop():
+                self._tell_given_up(settle.reason, settle.outcome, error, is_kept=False)
+        elif lease.done() and end is End.REVOKED:
+            self._events.emit(Discarded(**self._names))
         return settle
 
-    def _goes_all_the_same(self, ended: RunEnd, settle: Settle) -> bool:
-        """Return whether the message goes although a duty is left.
+    def _is_owed(self, settle: Settle, end: End) -> bool:
+        """Return whether the message must come back, for workflows that are to be taken back.
 
-        A run that raised may have done what must not be repeated. And at the next receive SQS would
-        move the message itself, without its reason.
+        It goes all the same if its run has raised, because that may have done what must not be
+        repeated, and at its last receive, because SQS would move it without its reason.
         """
-        is_last = self.lease.delivery.is_last_before_sqs_moves_it
-        return ended.end is End.RAISED or (isinstance(settle, DeadLetter) and is_last)
-
-    def _take_back(self) -> bool:
-        """Let the task's extension send the undoing of steps, and return whether it did."""
         delivery, request = self.lease.delivery, self._request
-        give_up = partial(
+        is_given_up = isinstance(settle, DeadLetter | Delete) and settle.reason is not None
+        if not is_given_up and end is not End.REVOKED:
+            return False
+        take_back = partial(
             request.task.extension.given_up,
             request.task,
             request.id,
@@ -143,53 +164,27 @@ class Settler:
             began=delivery.received_at,
             queue=self.lease.queue.name,
         )
-        asked = call_in_time(give_up, seconds=_SEND_SECONDS)
-        return asked is not None and asked.done() and bool(asked.result())
-
-    @property
-    def _attempt(self) -> int:
-        return int(self._request.retries) + 1
-
-    def _facts(self, ended: RunEnd) -> Facts:
-        options, queue, delivery = self._options, self.lease.queue, self.lease.delivery
-        has_dlq = queue.dlq_url is not None
-        crashes = 0
-        if ended.decision is None and ended.end.is_crash:
-            crashes = self.lease.keeper.memory.count_crash(delivery.message_id)
-        return Facts(
-            standing=standing(delivery, retries=self._request.retries, now=time.time()),
-            max_retries=options.max_retries,
-            retry_for=options.retry_for,
-            crash_budget=options.crash_budget,
-            crashes=crashes,
-            delay=self._draw_delay() if needs_delay(ended) else 0.0,
-            keeps_dead_letters=options.on_give_up == DEAD_LETTER and (has_dlq or not queue.is_read),
-        )
-
-    def _draw_delay(self) -> float:
-        return draw_delay(
-            self._options,
-            message_id=self.lease.delivery.message_id,
-            attempt=self._attempt,
-            is_fifo=self.lease.queue.is_fifo,
-            rng=random,
-        )
+        asked = call_in_time(take_back, seconds=_SEND_SECONDS)
+        if asked is not None and asked.done() and asked.result():
+            return False
+        is_last = isinstance(settle, DeadLetter) and delivery.is_last_before_sqs_moves_it
+        return end is not End.RAISED and not is_last
 
     def _hide(self, hide: Hide, ended: RunEnd, error: ErrorText, facts: Facts) -> Hide:
-        delay = hide.seconds
+        lease, delay = self.lease, hide.seconds
         if self._gate is not None:
-            delay = self._gate.delayed(delay, self.lease, ended, self._options)
-        seconds = visibility_delay(delay, self.lease.delivery, now=time.time())
+            delay = self._gate.delayed(delay, lease, ended, self._options)
+        seconds = visibility_delay(delay, lease.delivery, now=time.time())
         parks = self._must_park()
         if parks:
-            record = self._record(GiveUpReason.PARKED, hide.outcome, error)
-            is_kept = self.lease.dead_letter(replace(record, due_at=time.time() + seconds))
+            due_at = time.time() + seconds
+            is_kept = self._dead_letter(GiveUpReason.PARKED, hide.outcome, error, due_at=due_at)
         else:
-            is_kept = self.lease.defer(seconds)
+            is_kept = lease.defer(seconds)
         if is_kept:
-            self._emit_retry(seconds, hide.outcome, ended, error, facts)
+            self._tell_retried(seconds, hide.outcome, ended, error, facts)
             if parks:
-                self._emit_given_up(GiveUpReason.PARKED, hide.outcome, error, is_kept=True)
+                self._tell_given_up(GiveUpReason.PARKED, hide.outcome, error)
         return replace(hide, seconds=seconds)
 
     def _must_park(self) -> bool:
@@ -202,24 +197,28 @@ class Settler:
             return False
         return bool(queue.messages_in_flight >= above * MAX_IN_FLIGHT_MESSAGES)
 
-    def _record(self, reason: GiveUpReason, outcome: Outcome, error: ErrorText) -> DeadLetterRecord:
-        return record_of(
-            self.lease,
-            worker=self._request.hostname,
+    def _dead_letter(
+        self, reason: GiveUpReason, outcome: Outcome, error: ErrorText, **facts: Any
+    ) -> bool:
+        return self.lease.give_up(
+            error,
             task=self._request.type,
-            task_id=self._request.id,
+            id=self._request.id,
             reason=reason.value,
             outcome=outcome.name,
             attempts=self._attempt,
-            error=error,
+            worker=self._request.hostname,
+            **facts,
         )
 
-    def _emit_retry(
+    # Events
+
+    def _tell_retried(
         self, seconds: int, outcome: Outcome, ended: RunEnd, error: ErrorText, facts: Facts
     ) -> None:
         retry_for, elapsed = facts.retry_for, facts.standing.elapsed
-        self._emit(
-            Retried,
+        retried = Retried(
+            **self._names,
             delay=float(seconds),
             attempt=self._attempt,
             outcome=outcome.value,
@@ -227,25 +226,22 @@ class Settler:
             error=error.exception_type,
             budget_left=None if retry_for is None else max(0, int(retry_for - elapsed)),
         )
+        self._events.emit(retried)
 
-    def _emit_given_up(
-        self, reason: GiveUpReason, outcome: Outcome | None, error: ErrorText, *, is_kept: bool
+    def _tell_given_up(
+        self,
+        reason: GiveUpReason,
+        outcome: Outcome | None,
+        error: ErrorText,
+        *,
+        is_kept: bool = True,
     ) -> None:
-        self._emit(
-            DeadLettered,
+        given_up = DeadLettered(
+            **self._names,
             reason=reason.value,
             outcome=outcome.value if outcome else None,
             attempt=self._attempt,
             error=error.exception_type,
             is_kept=is_kept,
         )
-
-    def _emit(self, kind: Callable[..., OfTask], **facts: object) -> None:
-        event = kind(
-            queue=self.lease.queue.name,
-            task=self._request.type,
-            task_id=self._request.id,
-            message_id=self.lease.delivery.message_id,
-            **facts,
-        )
-        self.lease.keeper.events.emit(event)
+        self._events.emit(given_up)

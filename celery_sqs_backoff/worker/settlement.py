@@ -1,7 +1,8 @@
-"""Messages that a worker holds or settles, and which calls to SQS are due for them: pure.
+"""Messages that a worker holds or settles, and which calls to SQS are due for them.
 
-``take`` returns the next call that is due, and ``answered`` enters the response of SQS. The table
-does no I/O, starts no threads, and does not know Celery. One thread at a time may be in here.
+``next_call`` returns the next call that is due, and ``enter`` enters the response of SQS. The table
+does no I/O, starts no threads, and does not know Celery. Any thread may use it, because each public
+method takes the lock.
 
 - A queue has at most one call about visibility under way, so a renewal cannot overtake a backoff.
 - A batch goes when it is full, or when its first entry has waited ``linger_seconds``.
@@ -19,18 +20,28 @@ import heapq
 import itertools
 import math
 import random
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
+from typing import Any
+
+from celery.utils.log import get_logger
 
 from ..observe import events
+from ..observe.log_lines import make_logged_events
 from ..retry.policies import EqualJitter, FullJitter
 from ..sqs.errors import NOT_LISTED, Failure, Kind, Operation
 from ..sqs.hidden import Recall
 from ..sqs.limits import MAX_BATCH_ENTRIES
+from ..sqs.memory import Memory
 from ..sqs.queues import Queue, queue_name
+from ..text import BUG_CALLS, error_site
 from .lease import HIDING, RENEW_AT_SHARE, Lease, State
+
+logger = get_logger(__name__)
 
 #: A renewal may be early by this share of the visibility timeout, to fill a call.
 _RENEW_EARLY_SHARE = 1 / 24
@@ -49,23 +60,16 @@ _AFTER_REFUSAL = EqualJitter(base=4, cap=60)
 #: Backoff for a dead letter that cannot be sent.
 _AFTER_UNSENT = EqualJitter(base=1, cap=300)
 
-#: A person has to act. The message is kept, and tried seldom.
-_REFUSED = {Kind.DENIED, Kind.NO_QUEUE, Kind.UNSUPPORTED, Kind.LOCAL}
-
-#: About one entry. Where a whole call fails so, one of its entries is why.
-_OF_ONE_ENTRY = {Kind.STALE_HANDLE, Kind.TOO_LONG, Kind.BAD_ENTRY}
-
-
 #: A call may have ended our hold although its response was lost.
 _IN_DOUBT = HIDING | {State.DELETE}
 
 _REMOVALS = {State.DELETE: Operation.DELETE, State.DEAD_LETTER: Operation.SEND}
 
-#: The purposes of calls, as the log names them.
-_VERBS = {state: state.value for state in State} | {
-    State.HELD: "renew",
-    State.DEAD_LETTER: "send",
-}
+#: States whose messages wait for an answer of SQS.
+_SETTLING = HIDING | _REMOVALS.keys()
+
+#: The purposes of calls, as the log names them, where that is not the state.
+_VERBS = {State.HELD: "renew", State.DEAD_LETTER: "send"}
 
 
 def spread_seconds(held: int) -> int:
@@ -146,9 +150,7 @@ class Lane:
     settling: Agenda = field(default_factory=Agenda)
     renewals: Agenda = field(default_factory=Agenda)
     under_way: int = 0
-    #: Calls in a lease that failed as a whole, and how the last of them failed.
-    failures: int = 0
-    failed_by: Kind | None = None
+    failures: int = 0  # calls in a row that failed as a whole
     not_before: float = 0.0
     #: When to look for a call; infinity: no entry waits, or no further call may be under way.
     look_at: float = math.inf
@@ -169,18 +171,14 @@ class Call:
     """A call that is due.
 
     Attributes:
-        operation: the action.
-        url: the queue of the messages. A dead letter is sent to the ``dlq_url`` of that queue.
+        lane: the action, and the queue of the messages.
         entries: up to ten.
         asked_at: when.
-        lane: where the results are entered.
     """
 
-    operation: Operation
-    url: str
+    lane: Lane
     entries: Sequence[Entry]
     asked_at: float
-    lane: Lane
 
 
 class SettlementTable:
@@ -188,15 +186,24 @@ class SettlementTable:
 
     Arguments:
         linger_seconds: how long a settlement may wait for others, to be sent in one batch.
+            A worker killed in that time runs the task again, so it is short.
+        clock: seconds; it never goes back.
         rng: for the jitter between tries.
     """
 
     def __init__(
         self,
         *,
+        clock: Callable[[], float],
         linger_seconds: float = 0.1,
         rng: random.Random | None = None,
     ) -> None:
+        self.clock = clock
+        #: Of the table, and of the providers' gates, which bring its messages forward.
+        self.lock = threading.RLock()
+        self.memory = Memory()
+        #: For the observers of this worker.
+        self.events = make_logged_events()
         self._linger = linger_seconds
         self._rng = rng or random.Random()
         self._leases: dict[tuple[str, str], Lease] = {}
@@ -204,91 +211,141 @@ class SettlementTable:
         #: Held and hidden leases by the end of their holds. The task of a held one is told then,
         #: whether its renewal has failed, hangs, or waits behind another call that does.
         self._holds = Agenda()
-        #: Events since ``drain`` was called, and leases on messages that other workers may have.
-        #: The flag says that SQS has refused to renew the message.
-        self.events: list[events.WorkerEvent] = []
-        self.losses: list[tuple[Lease, bool]] = []
+        #: What observers and tasks are told as soon as the lock is free.
+        self._news: list[Callable[[], object]] = []
         self._waiting: Counter[str] = Counter()
         self._unanswered = 0  # messages that SQS is asked to show earlier
 
+    def _changed(self) -> None:
+        """Note, under the lock, that a call may be due earlier than before."""
+
     # Messages
 
-    def received(self, lease: Lease, now: float) -> Lease | None:
-        """Enter a message that was received.
+    def hold(self, lease: Lease) -> None:
+        """Hold a message that was received, and renew it until it is settled.
+
+        If this worker has the message already, that goes on with the newer receipt handle, and the
+        new lease is not used. If the worker is done with it, the lease is settled immediately.
+        """
+        with self.lock:
+            earlier = self._leases.get(lease.key)
+            if goes_on := earlier is not None and self._goes_on(earlier, lease):
+                earlier.hold_again(lease)
+                self._plan(earlier, self.clock())
+                lease.move(State.LOST, is_over=True)
+                self.memory.count_given_back(lease.message_id)  # this receive leads to no run
+            else:
+                if earlier is not None:
+                    self._forget(earlier)
+                self._leases[lease.key] = lease
+                self._plan(lease, self.clock())
+        if goes_on:
+            lease.free_place()
+        elif lease.message_id in self.memory.fates:
+            record = self.memory.fates.get(lease.message_id)
+            if record is None or (lease.queue.is_read and lease.queue.dlq_url is None):
+                lease.done()
+            else:
+                lease.dead_letter(record)
+
+    def _goes_on(self, earlier: Lease, newer: Lease) -> bool:
+        """Return whether a message that is received again goes on as it is."""
+        if earlier.state is State.HIDE:
+            is_last = newer.delivery.is_last_before_sqs_moves_it
+            return self.clock() < earlier.due_at and not is_last
+        if earlier.state is State.LOST:
+            return not earlier.is_over and earlier.handed_to_pool()
+        return earlier.state is State.HELD or earlier.state in _REMOVALS
+
+    def settle(
+        self, lease: Lease, state: State, *, is_finished: bool = False, **facts: Any
+    ) -> bool:
+        """Settle a message that is held. SQS is asked soon.
 
         Arguments:
-            lease: made from this receive.
-            now: the time.
+            state: DELETE, DEAD_LETTER, HIDE or GIVE_BACK.
+            is_finished: its task need not run again, even if the message was lost.
+            facts: attributes of the lease that the state needs.
 
         Returns:
-            The earlier lease on the same message, if it goes on with the newer receipt handle.
-            ``lease`` itself is not used then. ``None``: the message is held, and will run.
+            Whether this call has settled it. If it was lost, its run is over now.
         """
-        earlier = self._leases.get(lease.key)
-        if earlier is not None:
-            is_last = lease.delivery.is_last_before_sqs_moves_it
-            waits = earlier.state is State.HIDE and now < earlier.due_at and not is_last
-            is_removed = earlier.state in (State.DELETE, State.DEAD_LETTER)
-            runs = earlier.state is State.HELD or (
-                earlier.state is State.LOST and not earlier.is_over and earlier.handed_to_pool()
-            )
-            if waits or is_removed or runs:
-                earlier.hold_again(lease)
-                self._plan_visibility(earlier, now)
-                return earlier
-            self.forget(earlier)
-        self._leases[lease.key] = lease
-        self._plan_visibility(lease, now)
-        return None
+        with self.lock:
+            if lease.state is State.LOST and not lease.is_over:
+                lease.is_over = True
+                if is_finished:
+                    self.memory.settled(lease.message_id, None)
+                self._forget(lease)
+            if lease.state is not State.HELD:
+                return False
+            self._settle(lease, state, **facts)
+            if state is State.HIDE:
+                delivery, options = lease.delivery, lease.options
+                retry_for = None if options is None else options.retry_for
+                self._note_of(
+                    lease,
+                    events.MessageHidden,
+                    seconds=lease.due_at - self.clock(),
+                    sent_at=delivery.sent_at,
+                    eta=delivery.due_at,
+                    gives_up_at=None if retry_for is None else delivery.first_due_at + retry_for,
+                )
+        if self._news:
+            self._tell()
+        lease.free_place()
+        return True
 
-    def settled(self, lease: Lease, now: float) -> None:
-        """Enter the new state of a message. The calls for it are due."""
-        is_new = lease.key not in self._leases
-        if is_new:
-            self._leases[lease.key] = lease
-        elif self._leases[lease.key] is not lease:
-            return  # received again, and held
+    def _settle(self, lease: Lease, state: State, **facts: Any) -> None:
+        lease.move(state, failures=0, **facts)
         self._waiting[lease.queue.url] += 1
-        lease.is_entered, lease.failures = True, 0
-        if is_new or lease.state in HIDING:
-            self._plan_visibility(lease, now)
+        if state in HIDING:
+            self._plan(lease, self.clock())
         else:  # its next renewal is planned
+            self.memory.settled(lease.message_id, lease.record)
             self._holds.pop(lease, None)
-        if lease.state not in HIDING:
-            self._plan_removal(lease, now)
+            self._plan_removal(lease, self.clock())
 
-    def bring_forward(self, lease: Lease, due_at: float, now: float) -> None:
-        """Let SQS show a hidden message at ``due_at``, earlier than planned."""
-        if lease.state is State.HIDDEN:
-            if lease.recall is not None:
-                lease.recall.among.discard(lease)
-            lease.move(State.BRING_FORWARD, due_at=due_at)
-            self._unanswered += 1
-            self.settled(lease, now)
+    def lose(self, lease: Lease) -> None:
+        """Make no further call for a message that is held, and tell its task."""
+        with self.lock:
+            if lease.state is State.HELD:
+                self._lose(lease, is_void=True)
+        self._tell()
+
+    def bring_forward(self, leases: Iterable[tuple[Lease, float]]) -> None:
+        """Let SQS show hidden messages, each at its time, earlier than by themselves."""
+        with self.lock:
+            for lease, due_at in leases:
+                if lease.state is State.HIDDEN:
+                    assert lease.recall is not None
+                    lease.recall.among.discard(lease)
+                    self._unanswered += 1
+                    self._settle(lease, State.BRING_FORWARD, due_at=due_at)
 
     def room_to_bring_forward(self, most: int) -> int:
         """Return how many more messages to bring forward, less the ones that SQS is asked for.
 
         One at a time while calls fail: each may leave its messages in doubt.
         """
-        lanes = self._lanes.values()
-        if any(lane.failures and lane.operation is Operation.CHANGE_VISIBILITY for lane in lanes):
-            most = min(most, 1)
-        return max(0, most - self._unanswered)
+        with self.lock:
+            lanes = self._lanes.values()
+            if any(x.failures and x.operation is Operation.CHANGE_VISIBILITY for x in lanes):
+                most = min(most, 1)
+            return max(0, most - self._unanswered)
 
     def queue_read(self, queue: Queue) -> None:
-        """Enter a queue's newest attributes, for the messages that were received before, too."""
-        for lease in self._leases.values():
-            if lease.queue.url == queue.url:
-                lease.queue = queue
+        """Go by a queue's newest attributes for the messages that were received before, too."""
+        with self.lock:
+            for lease in self._leases.values():
+                if lease.queue.url == queue.url:
+                    lease.queue = queue
 
-    def forget(self, lease: Lease) -> None:
+    def _forget(self, lease: Lease) -> None:
         """End a message without any call."""
         if self._leases.get(lease.key) is not lease:
             return
         del self._leases[lease.key]
-        if lease.is_entered:
-            self._waiting[lease.queue.url] -= 1
+        self._waiting[lease.queue.url] -= lease.state in _SETTLING
         self._unanswered -= lease.state is State.BRING_FORWARD
         self._holds.pop(lease, None)
         for operation in (Operation.CHANGE_VISIBILITY, *_REMOVALS.values()):
@@ -304,14 +361,13 @@ class SettlementTable:
         Not left to the queue: its own may have been lowered since it was read. With thousands of
         messages held it is longer, because the first renewals of more could not all come in time.
         """
-        lane = self._lanes[queue.url, Operation.CHANGE_VISIBILITY]
-        return max(queue.visibility_timeout_seconds, spread_seconds(len(lane.renewals)))
+        with self.lock:
+            lane = self._lanes[queue.url, Operation.CHANGE_VISIBILITY]
+            return max(queue.visibility_timeout_seconds, spread_seconds(len(lane.renewals)))
 
     def held(self) -> list[Lease]:
-        return [lease for lease in self._leases.values() if lease.state is State.HELD]
-
-    def __len__(self) -> int:
-        return len(self._leases)
+        with self.lock:
+            return [lease for lease in self._leases.values() if lease.state is State.HELD]
 
     @property
     def waiting(self) -> int:
@@ -322,45 +378,48 @@ class SettlementTable:
         """Return how many settlements of a queue's messages SQS has not confirmed."""
         return self._waiting[url]
 
-    def drain(self) -> tuple[list[events.WorkerEvent], list[tuple[Lease, bool]]]:
-        """Return the events and losses since the last time."""
-        happened = self.events, self.losses
-        self.events, self.losses = [], []
-        return happened
+    # Calls
 
     def next_at(self) -> float:
-        """Return when ``take`` is worth calling, or infinity if no call will be due."""
-        # The first hold may have been cancelled. Then `take` drops it, and has no call.
+        """Return when ``next_call`` is worth calling, or infinity if no call will be due."""
+        # The first hold may have been cancelled. Then there is no call, but a look costs little.
         first = self._holds.heap[0][0] if self._holds.heap else math.inf
         return min(first, min(map(_LOOK_AT, self._lanes.values()), default=math.inf))
 
-    def hurry(self, now: float) -> None:
+    def hurry(self) -> None:
         """Let no batch wait for more entries."""
-        self._linger = 0.0
-        for lane in self._lanes.values():
-            self._wake(lane)
+        with self.lock:
+            self._linger = 0.0
+            for lane in self._lanes.values():
+                self._wake(lane)
+            self._changed()
 
-    # Calls
+    def next_call(self) -> Call | None:
+        """Take the call that is due now, if any. Give its results to ``enter``."""
+        call = None
+        with self.lock:
+            now = self.clock()
+            if self._holds.heap and self._holds.heap[0][0] <= now:
+                self._end_holds(now)
+            while call is None and (lane := min(self._lanes.values(), key=_LOOK_AT, default=None)):
+                if lane.look_at > now:
+                    break
+                if entries := self._entries(lane, now):
+                    call = Call(lane, entries, now)
+                    lane.under_way += 1
+                self._wake(lane)
+        if self._news:
+            self._tell()
+        return call
 
-    def take(self, now: float) -> Call | None:
-        """Return the next call that is due, if any. Give its results to ``answered``."""
-        if self._holds.heap and self._holds.heap[0][0] <= now:
-            for lease in self._holds.take(now, len(self._holds.heap)):
-                if lease.state is State.HIDDEN:
-                    self.forget(lease)
-                elif lease.state is State.HELD:
-                    self._miss(lease)
-        while lane := min(self._lanes.values(), key=_LOOK_AT, default=None):
-            if lane.look_at > now:
-                break
-            call = self._call(lane, now)
-            lane.under_way += call is not None
-            self._wake(lane)
-            if call is not None:
-                return call
-        return None
+    def _end_holds(self, now: float) -> None:
+        for lease in self._holds.take(now, len(self._holds.heap)):
+            if lease.state is State.HIDDEN:
+                self._forget(lease)
+            else:
+                self._miss(lease)
 
-    def _call(self, lane: Lane, now: float) -> Call | None:
+    def _entries(self, lane: Lane, now: float) -> list[Entry]:
         # The most overdue of renewals and settlements first; the other kind fills the call.
         entries = list[Entry]()
         agendas = [agenda for agenda in (lane.renewals, lane.settling) if agenda]
@@ -371,7 +430,7 @@ class SettlementTable:
         if entries and lane.renewals:
             timeout = entries[0].lease.queue.visibility_timeout_seconds
             self._fill(entries, lane, lane.renewals, now, early=timeout * _RENEW_EARLY_SHARE)
-        return Call(lane.operation, lane.url, entries, now, lane) if entries else None
+        return entries
 
     def _fill(
         self, entries: list[Entry], lane: Lane, agenda: Agenda, now: float, *, early: float = 0.0
@@ -387,85 +446,111 @@ class SettlementTable:
 
     def _entry(self, lease: Lease, lane: Lane, now: float) -> Entry | None:
         """Return the entry to ask of SQS for a lease now, or ``None`` if it is too late."""
-        if lane.operation is Operation.DELETE:
-            return Entry(lease, State.DELETE, lease.handle)
-        if lane.operation is Operation.SEND:
-            return Entry(lease, State.DEAD_LETTER, lease.handle)
-        if not lease.is_hiding:
-            seconds = lease.seconds_to_renew(now, spread_seconds(len(lane.renewals) + 1))
-            if seconds >= 1:
-                return Entry(lease, State.HELD, lease.handle, seconds)
-            lease.may_be_lost = True
-            if lease.state is State.HELD:
-                queue = lease.queue.name
-                self.events.append(events.HeldTooLong(queue=queue, message_id=lease.message_id))
-                self.losses.append((lease, False))
+        if lane.operation is not Operation.CHANGE_VISIBILITY:
+            return Entry(lease, lease.state, lease.handle)
+        if lease.state in HIDING:
+            if not lease.may_be_visible(now):
+                return Entry(lease, lease.state, lease.handle, lease.seconds_to_hide(now))
+            self._too_late(lease, lease.state)
             return None
-        if not lease.may_be_visible(now):
-            return Entry(lease, lease.state, lease.handle, lease.seconds_to_hide(now))
-        self._too_late(lease, lease.state)
+        seconds = lease.seconds_to_renew(now, spread_seconds(len(lane.renewals) + 1))
+        if seconds >= 1:
+            return Entry(lease, State.HELD, lease.handle, seconds)
+        if lease.state is State.HELD:
+            self._note_of(lease, events.HeldTooLong)
+        self._miss(lease)
         return None
 
     # Answers
 
-    def answered(self, call: Call, results: Sequence[Failure | None], now: float) -> None:
-        """Enter the results of a call, one per entry, in order."""
+    def enter(self, call: Call, results: Sequence[Failure | None]) -> None:
+        """Enter the results of a call taken by ``next_call``, one per entry, in order."""
         lane, first = call.lane, call.entries[0]
-        lane.under_way -= 1
-        failure = next(filter(is_of_lane, filter(None, results)), None)
-        if failure is not None:
-            # Three calls that were throttled do not make the refusal after them the fourth.
-            is_refused = failure.kind in _REFUSED
-            is_again = lane.failed_by is not None and (lane.failed_by in _REFUSED) is is_refused
-            lane.failures = lane.failures + 1 if is_again else 1
-            lane.failed_by = failure.kind
-            lane.not_before = now + self._pause(lane.failures, failure, first)
-        elif None in results:
-            lane.failures, lane.failed_by, lane.not_before = 0, None, 0.0
-        for entry, result in zip(call.entries, results, strict=True):
-            is_of_neighbour = result is not None and result.is_of_call and not is_of_lane(result)
-            if is_of_neighbour and results.count(result) > 1:
-                entry.lease.goes_alone = True
-                if self._leases.get(entry.lease.key) is entry.lease:
+        failures = list(filter(None, results))
+        with self.lock:
+            now = self.clock()
+            lane.under_way -= 1
+            failure = next((each for each in failures if each.is_of_lane), None)
+            if failure is not None:
+                lane.failures += 1
+                lane.not_before = now + self._pause(lane.failures, failure, first)
+            elif None in results:
+                lane.failures, lane.not_before = 0, 0.0
+            for entry, result in zip(call.entries, results, strict=True):
+                is_of_neighbour = (
+                    result is not None
+                    and result.is_of_call
+                    and not result.is_of_lane
+                    and results.count(result) > 1
+                )
+                if self._leases.get(entry.lease.key) is not entry.lease:
+                    self._assert_newer(entry, now)
+                elif is_of_neighbour:
+                    entry.lease.goes_alone = True
                     self._again(entry, now)
-            elif self._leases.get(entry.lease.key) is entry.lease:
-                self._enter(entry, result, call.asked_at, now)
-            else:
-                self._assert_newer(entry, now)
-        self._wake(lane)
+                else:
+                    self._enter(entry, result, call.asked_at, now)
+            self._wake(lane)
+            settled = events.Settled(
+                queue=first.lease.queue.name,
+                action=lane.operation.value,
+                failed=len(failures),
+                code=failures[0].code if failures else None,
+            )
+            self._note(settled)
+        self._tell()
 
     def _assert_newer(self, entry: Entry, now: float) -> None:
         """A change that was meant for an earlier receive may have ended the newer one's hold."""
         newer = self._leases.get(entry.lease.key)
         if newer is not None and entry.purpose not in _REMOVALS:
             newer.renew_at = now
-            self._plan_visibility(newer, now)
+            self._plan(newer, now)
 
     def _enter(self, entry: Entry, failure: Failure | None, asked_at: float, now: float) -> None:
         """Enter the result of one entry into its lease."""
         lease, purpose = entry.lease, entry.purpose
-        is_void = failure is not None and failure.kind is Kind.STALE_HANDLE
-        if purpose is not State.DEAD_LETTER and lease.handle != entry.handle:
+        if purpose is State.DEAD_LETTER:
+            self._enter_dead_letter(entry, failure, now)
+        elif lease.handle != entry.handle:
             lease.renew_at = now  # about an older receive: assert ours
             self._again(entry, now)
-        elif failure is None and purpose is State.HELD:
-            self._renewed(lease, asked_at, entry.seconds, now)
-        elif failure is None and purpose is State.DEAD_LETTER:
+        elif failure is not None and failure.kind is Kind.STALE_HANDLE:
+            if purpose is State.HELD:
+                self._enter_void_renewal(lease, failure, now)
+            else:
+                self._too_late(lease, purpose, failure)
+        elif failure is not None:
+            self._failed(entry, failure, now)
+        elif purpose is State.HELD:
+            if asked_at >= lease.visible_at:
+                self._miss(lease)
+            lease.extend(asked_at, entry.seconds)
+            if lease.state is State.HELD:
+                lease.failures = 0
+            self._again(entry, now)
+        elif lease.recall is None or not self._keep(entry, lease.recall, asked_at, now):
+            self._forget(lease)
+
+    def _enter_dead_letter(self, entry: Entry, failure: Failure | None, now: float) -> None:
+        lease = entry.lease
+        if failure is None:
+            self.memory.settled(lease.message_id, None)
             lease.move(State.DELETE, failures=0)
             lease.shed()
             self._plan_removal(lease, now)
-        elif failure is None:
-            if lease.recall is None or not self._keep(entry, lease.recall, asked_at, now):
-                self.forget(lease)
-        elif is_void and purpose is State.HELD:
-            self._lose(lease, failure, now)
-        elif is_void and purpose is not State.DEAD_LETTER:
-            self._too_late(lease, purpose, failure)
-        elif failure.kind is Kind.BAD_ENTRY and purpose is State.DEAD_LETTER and lease.record:
+        elif failure.kind is Kind.BAD_ENTRY and lease.record:
             lease.record = None  # SQS has refused the record: the dead letter goes without it
             self._again(entry, now)
         else:
             self._failed(entry, failure, now)
+
+    def _enter_void_renewal(self, lease: Lease, failure: Failure, now: float) -> None:
+        if lease.state is State.HELD:
+            self._note_of(lease, events.RenewalRefused, code=failure.code)
+            self._lose(lease, is_void=True)
+        elif lease.state is State.DEAD_LETTER:
+            self._too_late(lease, State.HELD, failure)
 
     def _keep(self, entry: Entry, recall: Recall, asked_at: float, now: float) -> bool:
         """Keep a message that SQS has hidden, if it may be brought forward.
@@ -479,61 +564,35 @@ class SettlementTable:
         if until is None:
             return False
         self._waiting[lease.queue.url] -= 1
-        lease.move(State.HIDDEN, is_entered=False, visible_at=until)
+        lease.move(State.HIDDEN, visible_at=until)
         lease.shed()
-        self._plan_visibility(lease, now)
+        self._plan(lease, now)
         return True
-
-    def _renewed(self, lease: Lease, asked_at: float, seconds: int, now: float) -> None:
-        if asked_at >= lease.visible_at:
-            self._miss(lease)
-        lease.extend(asked_at, seconds)
-        if lease.state is State.HELD:
-            lease.failures = 0
-        if not lease.is_hiding:
-            self._plan_visibility(lease, now)
-
-    def _lose(self, lease: Lease, failure: Failure, now: float) -> None:
-        # Perhaps SQS has just deleted it for us, and the response is on its way.
-        waits = lease in self._lanes[lease.queue.url, Operation.DELETE].settling
-        crosses_delete = lease.state is State.DELETE and not waits and not lease.may_be_visible(now)
-        if lease.become(State.LOST, may_be_lost=True):
-            self.events.append(
-                events.RenewalRefused(
-                    queue=lease.queue.name, message_id=lease.message_id, code=failure.code
-                )
-            )
-            self.losses.append((lease, True))
-        elif lease.is_entered and not lease.is_hiding and not crosses_delete:
-            self._too_late(lease, State.HELD, failure)
 
     def _failed(self, entry: Entry, failure: Failure, now: float) -> None:
         lease, purpose = entry.lease, entry.purpose
-        is_refused = failure.kind in _REFUSED or failure.kind in _OF_ONE_ENTRY
-        if is_refused:
-            self._tell_refused(lease, purpose, failure)
+        if not failure.is_transient:
+            action = f"{_VERBS.get(purpose, purpose.value)} messages"
+            if purpose is State.DEAD_LETTER:
+                action = f"send dead letters to {queue_name(lease.queue.dlq_url or '')}"
+            queue, code = lease.queue.name, failure.code
+            self._note(events.SettlementRefused(queue=queue, action=action, code=code))
         # An entry that SQS lists as failed was not carried out, whatever its code says.
         is_listed = not failure.is_of_call and failure is not NOT_LISTED
         if failure.kind is Kind.IN_DOUBT and not is_listed and purpose in _IN_DOUBT:
             lease.in_doubt = True
-        tries = lease.failures + 1
+        if purpose is State.HELD and now >= lease.visible_at:
+            self._miss(lease)
+        if purpose is not State.HELD or lease.state is State.HELD:
+            lease.failures += 1
+        at = now
+        if not failure.is_of_lane:  # else the lane pauses
+            at += self._pause(max(1, lease.failures), failure, entry)
         if purpose is State.HELD:
-            if now >= lease.visible_at:
-                self._miss(lease)
-            if lease.state is State.HELD:
-                lease.failures = tries
-            pause = self._row_pause(max(lease.failures, 3), failure, entry)
-            lease.renew_at = now + pause
-            self._again(entry, now)
-            return
-        lease.failures = tries
-        at = now + self._row_pause(tries, failure, entry)
-        if purpose in HIDING:
+            lease.renew_at, at = at, now
+        elif purpose in HIDING:
             at = max(now, min(at, lease.visible_at))  # later it would end another worker's hold
         self._again(entry, at)
-
-    def _row_pause(self, tries: int, failure: Failure, entry: Entry) -> float:
-        return 0.0 if is_of_lane(failure) else self._pause(tries, failure, entry)
 
     def _pause(self, tries: int, failure: Failure, entry: Entry) -> float:
         """Return the seconds before another try.
@@ -541,53 +600,76 @@ class SettlementTable:
         After a transient failure at most a tenth of the visibility timeout: the next settlement
         waits in the same lane, and must not be received again because of a past outage.
         """
-        timeout = entry.lease.queue.visibility_timeout_seconds
         if entry.purpose is State.DEAD_LETTER:
             return _AFTER_UNSENT.delay(tries, self._rng)
-        if failure.kind in _REFUSED or failure.kind in _OF_ONE_ENTRY:
-            pause = _AFTER_REFUSAL.delay(tries, self._rng)
-            # Refused once may be a mistake, and the renewals of the queue wait in the same lane.
-            is_soon = entry.purpose is not State.DELETE and tries <= 3
-            return min(pause, timeout / 6) if is_soon else pause
-        most = max(min(1.0, timeout / 8), timeout / 10)
-        return min(most, _AFTER_TRANSIENT.delay(tries, self._rng))
+        policy = _AFTER_TRANSIENT if failure.is_transient else _AFTER_REFUSAL
+        pause = policy.delay(tries, self._rng)
+        # Refused once may be a mistake, and the renewals of the queue wait in the same lane.
+        is_soon = failure.is_transient or (entry.purpose is not State.DELETE and tries <= 3)
+        most = max(1.0, entry.lease.queue.visibility_timeout_seconds / 10)
+        return min(pause, most) if is_soon else pause
 
-    # Leases and lanes
+    # News
+
+    def _note(self, event: events.WorkerEvent) -> None:
+        self._news.append(partial(self.events.emit, event))
+
+    def _note_of(self, lease: Lease, kind: Callable[..., events.OfMessage], **facts: Any) -> None:
+        self._note(kind(queue=lease.queue.name, message_id=lease.message_id, **facts))
+
+    def _tell(self) -> None:
+        """Tell observers and tasks the news. Called without the lock."""
+        with self.lock:
+            news, self._news = self._news, []
+        for tell in news:
+            try:
+                tell()
+            except Exception as exc:  # noqa: BLE001
+                # Observers and tasks may fail; the thread has other messages to see to.
+                logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
 
     def _too_late(self, lease: Lease, purpose: State, failure: Failure | None = None) -> None:
         """Make no further call for a lease, and tell observers unless it comes back anyway."""
-        self.forget(lease)
+        self._forget(lease)
         if purpose is not State.BRING_FORWARD:
-            self.events.append(
-                events.SettlementFailed(
-                    queue=lease.queue.name,
-                    message_id=lease.message_id,
-                    action=_VERBS[purpose],
-                    code=None if failure is None else failure.code,
-                )
-            )
-
-    def _tell_refused(self, lease: Lease, purpose: State, failure: Failure) -> None:
-        action = f"{_VERBS[purpose]} messages"
-        if purpose is State.DEAD_LETTER:
-            action = f"send dead letters to {queue_name(lease.queue.dlq_url or '')}"
-        self.events.append(
-            events.SettlementRefused(queue=lease.queue.name, action=action, code=failure.code)
-        )
+            code = None if failure is None else failure.code
+            action = _VERBS.get(purpose, purpose.value)
+            self._note_of(lease, events.SettlementFailed, action=action, code=code)
 
     def _miss(self, lease: Lease) -> None:
         """Note that the lease was not renewed in time."""
-        if not lease.may_be_lost:
-            lease.may_be_lost = True
-            if lease.state is State.HELD:
-                self.losses.append((lease, False))
+        if lease.state is State.HELD and not lease.may_be_lost:
+            self._lose(lease, is_void=False)
+        lease.may_be_lost = True
 
-    def _plan_visibility(self, lease: Lease, at: float) -> None:
+    def _lose(self, lease: Lease, *, is_void: bool) -> None:
+        """Lose a message that is held. A task that runs goes on unless its handle is void."""
+        lease.may_be_lost, runs = True, lease.handed_to_pool()
+        if is_void or not runs:
+            lease.move(State.LOST)
+            self._plan(lease, self.clock())
+        if not runs:  # another worker may start it
+            self._forget(lease)
+            self.memory.count_given_back(lease.message_id)
+        self._news.append(partial(self._tell_loss, lease))
+
+    def _tell_loss(self, lease: Lease) -> None:
+        with self.lock:
+            if not lease.may_be_lost or lease.state not in (State.HELD, State.LOST):
+                return  # settled, or received again
+            is_lost = lease.state is State.LOST
+        if is_lost:
+            lease.free_place()
+        lease.tell_of_loss()
+
+    # Plans
+
+    def _plan(self, lease: Lease, at: float) -> None:
         """Plan the settlement of a lease, or else its next renewal and the end of its hold."""
         lane = self._lanes[lease.queue.url, Operation.CHANGE_VISIBILITY]
         for agenda in (lane.settling, lane.renewals, self._holds):
             agenda.pop(lease, None)
-        if lease.is_hiding:
+        if lease.state in HIDING:
             lane.settling.put(lease, at)
         elif lease.state is not State.LOST and lease.state is not State.HIDDEN:
             lane.renewals.put(lease, lease.renew_at)
@@ -602,11 +684,11 @@ class SettlementTable:
         self._wake(lane)
 
     def _again(self, entry: Entry, at: float) -> None:
-        """Put a lease back where the entry came from, unless it was settled since."""
+        """Put a lease back where the entry came from."""
         if entry.purpose in _REMOVALS:
             self._plan_removal(entry.lease, at)
-        elif entry.purpose is not State.HELD or not entry.lease.is_hiding:
-            self._plan_visibility(entry.lease, at)
+        else:
+            self._plan(entry.lease, at)
 
     def _wake(self, lane: Lane) -> None:
         """Note when to look at a lane for a call.
@@ -623,8 +705,4 @@ class SettlementTable:
             if lane.renewals:
                 at = min(at, lane.renewals.first_at())
             lane.look_at = max(at, lane.not_before)
-
-
-def is_of_lane(failure: Failure | None) -> bool:
-    """Whether the call failed for a reason other than one of its entries."""
-    return failure is not None and failure.is_of_call and failure.kind not in _OF_ONE_ENTRY
+        self._changed()

@@ -16,7 +16,6 @@ from celery.utils.log import get_logger
 from ..observe.events import UNKNOWN_TASK, DeadLettered
 from ..retry.budget import GiveUpReason, shrink
 from ..retry.policies import FullJitter
-from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.redact import ErrorText
 from ..sqs.visibility import standing, visibility_delay
 from ..text import printable
@@ -29,8 +28,6 @@ _BACKOFF = FullJitter(base=8, cap=900)
 
 #: The cap on a FIFO queue, where a hidden message blocks its message group.
 _FIFO_CAP_SECONDS = 60.0
-
-_NO_ERROR = ErrorText()
 
 
 def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) -> None:
@@ -56,15 +53,16 @@ def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) ->
         lease.defer(visibility_delay(delay, delivery, now=now))
         return
     reason, task_id = GiveUpReason.NOT_UNDERSTOOD.value, _text(headers.get("id"))
-    record = record_of(
-        lease,
-        worker=worker,
+    is_settled = lease.give_up(
+        ErrorText(),
         task=_text(headers.get("task")),
-        task_id=task_id,
+        id=task_id,
         reason=f"{reason}: {what}",
+        outcome=None,
         attempts=count,
+        worker=worker,
     )
-    if lease.dead_letter(record):
+    if is_settled:
         # Its task is in the record alone, because its sender may name any number of tasks.
         lease.keeper.events.emit(
             DeadLettered(
@@ -77,35 +75,6 @@ def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) ->
                 attempt=0,
             )
         )
-
-
-def record_of(
-    lease: Lease,
-    *,
-    worker: str,
-    task: str | None,
-    task_id: str | None,
-    reason: str,
-    attempts: int,
-    outcome: str | None = None,
-    error: ErrorText = _NO_ERROR,
-) -> DeadLetterRecord:
-    """Return the record of a message that is given up now."""
-    return DeadLetterRecord(
-        task=task,
-        id=task_id,
-        reason=reason,
-        outcome=outcome,
-        exception_type=error.exception_type,
-        exception_message=error.exception_message,
-        traceback=error.traceback,
-        trace=error.trace,
-        attempts=attempts,
-        first_received_at=lease.delivery.first_received_at,
-        failed_at=time.time(),
-        origin=lease.queue.arn or lease.queue.url,
-        worker=worker,
-    )
 
 
 def _text(value: object) -> str | None:

@@ -41,11 +41,8 @@ class _Keeper(keeper.Keeper):
     def _join_thread(self, timeout_seconds: float) -> None:
         self._worker.flush(timeout_seconds)
 
-    def _look(self) -> None:
-        self._worker.wake_at(self._table.next_at())
-
-    def _fault(self) -> str | None:
-        return None
+    def _changed(self) -> None:
+        self._worker.wake_at(self.next_at())
 
 
 class _Clients:
@@ -216,10 +213,10 @@ class Parts:
 
     def next_at(self) -> float:
         """Return when a call to SQS may be due."""
-        return self._keeper._table.next_at()
+        return self._keeper.next_at()
 
-    def carry_out(self, call: Any, sqs: Any) -> Any:
-        return keeper.carry_out(call, Calls(sqs, call.url))
+    def carry_out(self, call: Any) -> Any:
+        return keeper.carry_out(call)
 
     def enter(self, call: Any, results: Any) -> None:
         self._keeper.enter(call, results)

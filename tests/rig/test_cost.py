@@ -40,5 +40,5 @@ def test_calls_of_a_success(rig):
         sys.setprofile(before)
     assert calls.total() <= MOST_CALLS, calls.most_common(20)
     assert calls["settle:_carry_out"] == 1
-    for computed in ("visibility:standing", "budget:draw_delay", "unreadable:record_of"):
+    for computed in ("visibility:standing", "budget:draw_delay", "lease:give_up"):
         assert calls[computed] == 0

@@ -342,7 +342,7 @@ class Worker:
         """Let a call take ``rig.latency`` to SQS and back."""
 
         def arrive() -> None:
-            results = self._parts.carry_out(call, self.sqs)
+            results = self._parts.carry_out(call)
             if self.rig.latency:
                 self.after(self.rig.latency / 2, lambda: self._parts.enter(call, results))
             else:

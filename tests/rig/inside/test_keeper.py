@@ -198,49 +198,6 @@ def turn(keeper: Keeper) -> None:
         keeper.perform(call)
 
 
-def test_end_counts_once() -> None:
-    """The end of a lost run counts once."""
-    lost = hold(Keeper(), Client())
-    lost.become(State.LOST)
-    assert [lost.become(State.DELETE), lost.become(State.DELETE)] == [State.LOST, None]
-
-
-def test_held_again() -> None:
-    """A message that is held again is settled by its run."""
-    keeper = Keeper()
-    lost = hold(keeper, Client(), message_id="m")
-    lost.handed_to_pool = lambda: True
-    lost.become(State.LOST)
-    hold(keeper, Client(), message_id="m")
-    assert (lost.become(State.DELETE), lost.state) == (State.HELD, State.DELETE)
-
-
-class HoldsAgain:
-    """A lock; before it is taken for the second time, the message is received again."""
-
-    def __init__(self, receive: Callable[[], object]) -> None:
-        self._receive, self._taken = receive, 0
-
-    def __enter__(self) -> None:
-        self._taken += 1
-        if self._taken == 2:
-            self._receive()
-
-    def __exit__(self, *exc_info: object) -> None:
-        pass
-
-
-def test_received_while_its_run_ends() -> None:
-    """It is not held for good, for its run has ended, and nobody else would settle it."""
-    keeper, client = Keeper(), Client()
-    lease = hold(keeper, client, message_id="m")
-    lease.handed_to_pool = lambda: True
-    lease.become(State.LOST)
-    lease.guard = HoldsAgain(lambda: hold(keeper, client, message_id="m"))
-    lease.done()
-    assert keeper.held() == []
-
-
 def receive_while_told(keeper: Keeper, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Receive the message again while the observers are told that it is lost."""
 
@@ -265,26 +222,3 @@ def test_received_while_its_loss_is_told(monkeypatch: pytest.MonkeyPatch, runs: 
     [held] = keeper.held()
     assert ((held is lease), bool(freed)) == (runs, not runs)
     assert (len(client.calls), client.entries) == (2, 1)
-
-
-def test_received_while_it_is_being_lost() -> None:
-    """A receive in another thread finds it held or lost, and never a settlement half made."""
-    keeper, client = Keeper(), Client()
-    lease = hold(keeper, client, message_id="m")
-    lease.handed_to_pool = lambda: True
-    other = threading.Thread(target=hold, args=(keeper, client), kwargs={"message_id": "m"})
-
-    class Guard:
-        """Lets the other thread receive the message as soon as it has become lost."""
-
-        def __enter__(self) -> None: ...
-
-        def __exit__(self, *exc_info: object) -> None:
-            if lease.state is State.LOST and not other.ident:
-                other.start()
-                other.join(0.2)
-
-    lease.guard = Guard()
-    lease.lose()
-    other.join()
-    assert (lease.state, keeper.waiting, "m" in keeper.memory.fates) == (State.HELD, 0, False)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import celery_sqs_backoff
-from celery_sqs_backoff.observe.events import SettlementFailed
+from celery_sqs_backoff.observe.events import MessageHidden, Settled, SettlementFailed
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.errors import Failure, Kind, Operation
 from celery_sqs_backoff.sqs.hidden import Hidden, Recall
@@ -22,35 +22,64 @@ from celery_sqs_backoff.worker.lease import TRANSITIONS, Lease, State
 from celery_sqs_backoff.worker.settlement import Agenda, SettlementTable
 
 QUEUE = Queue("https://sqs.example/1/q", visibility_timeout_seconds=30)
+VOID = Failure(Kind.STALE_HANDLE, "ReceiptHandleIsInvalid")
+NO_RESPONSE = Failure(Kind.IN_DOUBT, "ReadTimeoutError", is_of_call=True)
+THROTTLED = Failure(Kind.THROTTLED, "RequestThrottled", is_of_call=True)
 
 
-def make_lease(queue, message_id, handle, at, **facts) -> Lease:
+class Table(SettlementTable):
+    """A table with a clock that the test moves, and the news that observers were told."""
+
+    def __init__(self, *, linger_seconds: float = 0) -> None:
+        self.now = 0.0
+        super().__init__(
+            clock=lambda: self.now, linger_seconds=linger_seconds, rng=random.Random(1)
+        )
+        self.told = []
+        self.events.subscribe(self._note_told)
+
+    def _note_told(self, event):
+        if not isinstance(event, Settled | MessageHidden):
+            self.told.append(type(event))
+
+    def receive(self, message_id="m", handle="h", *, queue=QUEUE, **facts):
+        lease = make_lease(queue, message_id, handle, self, **facts)
+        self.hold(lease)
+        return lease
+
+    def answer_all(self, now):
+        """Make every call that is due, all of them successfully; return how many there were."""
+        self.now = now
+        calls = 0
+        while (call := self.next_call()) is not None:
+            calls += 1
+            self.enter(call, [None] * len(call.entries))
+        return calls
+
+    def calls_due(self, now):
+        """Take the calls that are due; return them by what they do."""
+        self.now = now
+        return {call.lane.operation: call for call in iter(self.next_call, None)}
+
+
+def make_lease(queue, message_id, handle, table, **facts):
     return Lease(
         queue=queue,
         calls=None,
         message={"ReceiptHandle": handle},
         body="",
         delivery=Delivery(message_id, queue.url, 0.0),
-        received_at=at,
-        keeper=None,
+        received_at=0.0 if table is None else table.now,
+        keeper=table,
         **facts,
     )
 
 
-def a_table_that_holds(count, now=0.0):
-    table = SettlementTable(rng=random.Random(1))
+def a_table_that_holds(count):
+    table = Table(linger_seconds=0.1)
     for n in range(count):
-        table.received(make_lease(QUEUE, f"m{n}", f"h{n}", now), now)
+        table.receive(f"m{n}", f"h{n}")
     return table
-
-
-def answer_all(table, now):
-    """Make every call that is due, all of them successfully; return how many there were."""
-    calls = 0
-    while (call := table.take(now)) is not None:
-        calls += 1
-        table.answered(call, [None] * len(call.entries), now)
-    return calls
 
 
 def cpu_seconds_to_renew(count):
@@ -58,11 +87,11 @@ def cpu_seconds_to_renew(count):
     gc.disable()  # it would walk through all that pytest holds
     try:
         began = time.process_time()
-        assert answer_all(table, 10.0) == count // 10
+        assert table.answer_all(10.0) == count // 10
         seconds = time.process_time() - began
     finally:
         gc.enable()
-    assert table.drain() == ([], [])
+    assert table.told == []
     return seconds
 
 
@@ -73,48 +102,34 @@ def test_ten_times_as_many_held_messages_cost_about_ten_times_as_much():
 
 
 def test_many_held_messages_are_renewed_for_longer_so_that_the_calls_stay_few():
-    table, calls = a_table_that_holds(5_000), 0
-    for second in range(1, 301):
-        calls += answer_all(table, float(second))
-    assert table.drain() == ([], [])
+    table = a_table_that_holds(5_000)
+    calls = sum(table.answer_all(float(second)) for second in range(1, 301))
+    assert table.told == []
     assert calls < 7_000, "about 20 a second; 50 without"
 
 
 def test_what_was_settled_leaves_nothing_behind():
-    table, now = SettlementTable(), 0.0
-    for n in range(20_000):
-        now += 0.001
-        lease = make_lease(QUEUE, f"m{n}", f"h{n}", now)
-        table.received(lease, now)
-        lease.become(State.DELETE)
-        table.settled(lease, now)
-        answer_all(table, now)
-        table.drain()
-    answer_all(table, now + 1)
-    assert (len(table), table.waiting) == (0, 0)
-    assert sum(len(lane.renewals.heap) for lane in table._lanes.values()) < 200
-
-
-def test_beside_a_renewal_that_is_hours_away_calls_leave_nothing_behind() -> None:
-    """A visibility timeout of 12 hours, as kombu's users set it: it grew by 80 bytes a call."""
-    queue = Queue("https://sqs.example/1/q", visibility_timeout_seconds=43_200)
-    table, now = SettlementTable(), 0.0
-    table.received(make_lease(queue, "runs for hours", "h", now), now)
-    for n in range(2_000):
-        now += 1.0
-        lease = make_lease(queue, f"m{n}", f"h{n}", now)
-        table.received(lease, now)
-        lease.become(State.HIDE, due_at=now + 60)
-        table.settled(lease, now)
-        assert answer_all(table, now + 0.5) == 1
-    assert sum(len(lane.settling.heap) for lane in table._lanes.values()) < 200
+    """Also beside a renewal that is hours away, as with a visibility timeout of 12 hours."""
+    table = Table(linger_seconds=0.1)
+    queue = Queue("https://sqs.example/1/long", visibility_timeout_seconds=43_200)
+    table.receive("runs for hours", queue=queue)
+    for n in range(10_000):
+        table.receive(f"m{n}", f"h{n}", queue=queue).defer(60)
+        table.receive(f"n{n}", f"h{n}").done()
+        table.answer_all(table.now + 0.001)
+    table.answer_all(table.now + 1)
+    assert ([lease.message_id for lease in table.held()], table.waiting) == (["runs for hours"], 0)
+    lanes = table._lanes.values()
+    assert sum(len(lane.renewals.heap) + len(lane.settling.heap) for lane in lanes) < 400
+    assert len(table._holds.heap) < 200
+    table.answer_all(100)
     assert table.next_at() == 14_400
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=60), st.floats(0, 100))
 def test_an_agenda_gives_what_is_ready_and_was_not_cancelled_the_oldest_first(items, now):
     agenda = Agenda()
-    leases = [make_lease(QUEUE, str(n), "h", 0.0) for n in range(len(items))]
+    leases = [make_lease(QUEUE, str(n), "h", None) for n in range(len(items))]
     for lease, (at, _) in zip(leases, items, strict=True):
         agenda.put(lease, at)
     for lease, (_, is_cancelled) in zip(leases, items, strict=True):
@@ -130,64 +145,45 @@ def test_an_agenda_gives_what_is_ready_and_was_not_cancelled_the_oldest_first(it
 
 def test_with_thousands_held_more_are_hidden_for_longer_from_the_start() -> None:
     """Else their first renewals, 30 s after they came, would be too many to come in time."""
-    table = SettlementTable()
+    table = Table()
     assert table.seconds_to_receive_for(QUEUE) == 30
     for n in range(10_000):
         seconds = table.seconds_to_receive_for(QUEUE)
-        lease = make_lease(QUEUE, f"m{n}", f"h{n}", 0.0, hidden_seconds=seconds)
-        assert lease.visible_at == seconds
-        table.received(lease, 0.0)
+        assert table.receive(f"m{n}", hidden_seconds=seconds).visible_at == seconds
     assert table.seconds_to_receive_for(QUEUE) == 150
-
-
-def test_what_is_due_at_once_does_not_wait_for_renewals_that_would_only_have_filled_a_call() -> (
-    None
-):
-    agenda = Agenda()
-    leases = [make_lease(QUEUE, str(n), "h", 0.0) for n in range(16)]
-    for lease in leases[:15]:
-        agenda.put(lease, 100.0)
-    assert agenda.take(102.0, 10) == leases[:10]
-    agenda.put(leases[15], 91.0)
-    assert agenda.first_at() == 91.0
-    assert agenda.take(91.0, 10) == leases[15:]
 
 
 def test_a_delay_that_is_too_long_at_one_second_is_not_asked_for_without_a_pause() -> None:
     """moto counts the 12 hours since the message was sent, so it refuses an old one any delay."""
-    table, now, calls = SettlementTable(linger_seconds=0), 1.0, 0
-    lease = make_lease(QUEUE, "m", "h", 0.0)
-    table.received(lease, 0.0)
-    lease.become(State.HIDE, due_at=600.0)
-    table.settled(lease, now)
-    while (call := table.take(now)) is not None and calls < 100:
+    table, calls = Table(), 0
+    lease = table.receive()
+    table.now = 1.0
+    lease.defer(599)
+    while (call := table.next_call()) is not None and calls < 100:
         calls += 1
-        table.answered(call, [Failure(Kind.TOO_LONG, "InvalidParameterValue")], now)
+        table.enter(call, [Failure(Kind.TOO_LONG, "InvalidParameterValue")])
     assert calls < 20
-    assert now < table.next_at() <= lease.visible_at
+    assert table.now < table.next_at() <= lease.visible_at
 
 
 # A call of the table that sends becomes two calls to SQS if its bytes are too many for one
 
 
 def a_table_with_dead_letters(count):
-    table = SettlementTable(linger_seconds=0, rng=random.Random(1))
-    leases = [make_lease(QUEUE, f"m{n}", f"h{n}", 0.0) for n in range(count)]
-    for lease in leases:
-        table.received(lease, 0.0)
-        lease.become(State.DEAD_LETTER)
-        table.settled(lease, 0.0)
-    return table, leases
+    table = Table()
+    for n in range(count):
+        table.settle(table.receive(f"m{n}", f"h{n}"), State.DEAD_LETTER)
+    return table
 
 
 def sends(table, now):
-    """Take the calls that are due; return those that send."""
-    calls = []
-    while (call := table.take(now)) is not None:
-        if call.operation is Operation.SEND:
+    """Make the calls that are due but those that send; return these."""
+    table.now, calls = now, []
+    while (call := table.next_call()) is not None:
+        if call.lane.operation is Operation.SEND:
             calls.append(call)
         else:
-            table.answered(call, [None] * len(call.entries), now)
+            table.enter(call, [None] * len(call.entries))
     return calls
 
 
@@ -197,7 +193,7 @@ REFUSED_FOR_ONE = Failure(Kind.BAD_ENTRY, "InvalidParameterValue", is_of_call=Tr
 @pytest.mark.parametrize("refused", [("m0", "m1"), ("m2", "m3")], ids=["first", "second"])
 def test_of_two_calls_that_send_only_the_refused_one_is_made_again(refused) -> None:
     """What SQS has taken would be a dead letter twice; what it refused would lose its record."""
-    table, _ = a_table_with_dead_letters(4)
+    table = a_table_with_dead_letters(4)
     sent = []
     while calls := sends(table, 0.0):
         [call] = calls
@@ -205,108 +201,70 @@ def test_of_two_calls_that_send_only_the_refused_one_is_made_again(refused) -> N
         is_alone = len(ids) == 1
         results = [REFUSED_FOR_ONE if id_ in refused and not is_alone else None for id_ in ids]
         sent += [id_ for id_, result in zip(ids, results, strict=True) if result is None]
-        table.answered(call, results, 0.0)
+        table.enter(call, results)
     assert sorted(sent) == ["m0", "m1", "m2", "m3"]
 
 
 def test_the_second_of_two_calls_that_send_waits_when_it_is_throttled() -> None:
-    table, _ = a_table_with_dead_letters(4)
+    table = a_table_with_dead_letters(4)
     [call] = sends(table, 0.0)
-    throttled = Failure(Kind.THROTTLED, "RequestThrottled", is_of_call=True)
-    table.answered(call, [None, None, throttled, throttled], 0.0)
+    table.enter(call, [None, None, THROTTLED, THROTTLED])
     assert sends(table, 0.0) == []
     [call] = sends(table, 10.0)
     assert [entry.lease.message_id for entry in call.entries] == ["m2", "m3"]
 
 
-# A delete whose response was lost
-
-VOID = Failure(Kind.STALE_HANDLE, "ReceiptHandleIsInvalid")
-NO_RESPONSE = Failure(Kind.IN_DOUBT, "ReadTimeoutError", is_of_call=True)
-
-
-def a_table_with_a_delete_in_doubt():
-    table = SettlementTable(linger_seconds=0, rng=random.Random(1))
-    lease = make_lease(QUEUE, "m", "h", 0.0)
-    table.received(lease, 0.0)
-    lease.become(State.DELETE)
-    table.settled(lease, 0.0)
-    table.answered(table.take(0.0), [NO_RESPONSE], 0.0)
-    table.drain()
-    return table
+# Removals whose messages somebody else may have
 
 
 def test_a_delete_in_doubt_whose_message_somebody_else_may_have_is_too_late() -> None:
-    table = a_table_with_a_delete_in_doubt()
-    while (call := table.take(40.0)).operation is not Operation.DELETE:
-        table.answered(call, [NO_RESPONSE], 40.0)
-    table.answered(call, [VOID], 40.0)
-    assert SettlementFailed in map(type, table.events)
-
-
-def calls_due(table, now):
-    return {call.operation: call for call in iter(lambda: table.take(now), None)}
+    table = Table()
+    table.receive().done()
+    table.enter(table.next_call(), [NO_RESPONSE])
+    table.now = 40.0
+    while (call := table.next_call()).lane.operation is not Operation.DELETE:
+        table.enter(call, [NO_RESPONSE])
+    table.enter(call, [VOID])
+    assert table.told == [SettlementFailed]
 
 
 @pytest.mark.parametrize("want", [State.DELETE, State.DEAD_LETTER])
 def test_a_renewal_that_crosses_the_delete_of_its_message_is_no_news(want) -> None:
     """SQS deletes the message, then refuses to renew it; the response to the delete is later."""
-    table, lease = SettlementTable(linger_seconds=0), make_lease(QUEUE, "m", "h", 0.0)
-    table.received(lease, 0.0)
-    lease.become(want)
-    table.settled(lease, 1.0)
+    table = Table()
+    lease = table.receive()
+    table.settle(lease, want)
     if want is State.DEAD_LETTER:
-        table.answered(calls_due(table, 1.0)[Operation.SEND], [None], lease.renew_at)
-    calls = calls_due(table, lease.renew_at)
-    table.drain()
-    table.answered(calls[Operation.CHANGE_VISIBILITY], [VOID], lease.renew_at)
-    assert table.drain() == ([], [])
-    table.answered(calls[Operation.DELETE], [None], lease.renew_at)
-    assert table.drain() == ([], [])
-    assert (len(table), table.waiting) == (0, 0)
+        table.enter(table.calls_due(1.0)[Operation.SEND], [None])
+    calls = table.calls_due(lease.renew_at)
+    table.enter(calls[Operation.CHANGE_VISIBILITY], [VOID])
+    table.enter(calls[Operation.DELETE], [None])
+    assert (table.told, len(table._leases), table.waiting) == ([], 0, 0)
 
 
-def test_a_renewal_that_is_void_after_the_hold_has_run_out_is_news() -> None:
-    """Another worker may have the message: a standard queue says nothing of it at the delete."""
-    table, lease = SettlementTable(linger_seconds=0), make_lease(QUEUE, "m", "h", 0.0)
-    table.received(lease, 0.0)
-    lease.become(State.DELETE)
-    table.settled(lease, lease.visible_at)
-    calls = calls_due(table, lease.visible_at)
-    table.answered(calls[Operation.CHANGE_VISIBILITY], [VOID], lease.visible_at)
-    assert list(map(type, table.events)) == [SettlementFailed]
-
-
-def test_a_renewal_that_is_void_while_a_refused_delete_waits_ends_the_row() -> None:
-    table, lease = SettlementTable(linger_seconds=0), make_lease(QUEUE, "m", "h", 0.0)
-    table.received(lease, 0.0)
-    lease.become(State.DELETE)
-    table.settled(lease, 9.0)
+def test_a_dead_letter_is_not_sent_of_a_message_that_somebody_else_has() -> None:
+    table = Table()
+    lease = table.receive()
+    table.settle(lease, State.DEAD_LETTER)
     denied = Failure(Kind.DENIED, "AccessDenied")
-    table.answered(calls_due(table, 9.0)[Operation.DELETE], [denied], 9.9)
-    renewal = calls_due(table, lease.renew_at)[Operation.CHANGE_VISIBILITY]
-    table.drain()
-    table.answered(renewal, [VOID], lease.renew_at)
-    assert list(map(type, table.events)) == [SettlementFailed]
-    assert (len(table), table.waiting) == (0, 0)
+    table.enter(table.calls_due(9.0)[Operation.SEND], [denied])
+    table.told.clear()
+    table.enter(table.calls_due(lease.renew_at)[Operation.CHANGE_VISIBILITY], [VOID])
+    assert (table.told, len(table._leases), table.waiting) == ([SettlementFailed], 0, 0)
 
 
 @pytest.mark.parametrize("want", [State.DELETE, State.DEAD_LETTER])
 @pytest.mark.parametrize(("failures", "seconds"), [(3, 30), (4, 60), (20, 900)])
 def test_what_fails_in_passing_stays_hidden_for_no_longer(want, failures, seconds) -> None:
     """Two calls were throttled, the worker killed: the message was back after two minutes."""
-    table, lease = SettlementTable(linger_seconds=0), make_lease(QUEUE, "m", "h", 0.0)
-    table.received(lease, 0.0)
-    lease.become(want)
-    table.settled(lease, 0.0)
-    throttled = Failure(Kind.THROTTLED, "RequestThrottled", is_of_call=True)
-    now = 0.0
+    table = Table()
+    lease = table.receive()
+    table.settle(lease, want)
     while lease.failures < failures:
-        now = max(now, table.next_at())
-        for call in calls_due(table, now).values():
-            is_renewal = call.operation is Operation.CHANGE_VISIBILITY
-            table.answered(call, [None if is_renewal else throttled], now)
-    assert lease.seconds_to_renew(now, 0) == seconds
+        for call in table.calls_due(max(table.now, table.next_at())).values():
+            is_renewal = call.lane.operation is Operation.CHANGE_VISIBILITY
+            table.enter(call, [None if is_renewal else THROTTLED])
+    assert lease.seconds_to_renew(table.now, 0) == seconds
 
 
 def test_each_state_is_reached_and_left():
@@ -315,7 +273,7 @@ def test_each_state_is_reached_and_left():
     reached = {to for transitions in TRANSITIONS.values() for to in transitions}
     assert reached == {None, *State}
     with pytest.raises(AssertionError):
-        make_lease(QUEUE, "m", "h", 0.0).move(State.HIDDEN)
+        make_lease(QUEUE, "m", "h", None).move(State.HIDDEN)
 
 
 def test_only_the_table_changes_the_visibility_of_messages():
@@ -333,54 +291,51 @@ def test_only_the_table_changes_the_visibility_of_messages():
     }
 
 
-def hidden_table(count, seconds=600.0):
-    """Messages that SQS hides, and that may be brought forward."""
-    table, hidden, leases = SettlementTable(linger_seconds=0), Hidden(), []
-    for n in range(count):
-        lease = make_lease(QUEUE, f"m{n}", f"h{n}", 0.0, recall=Recall(hidden, receives=n))
-        leases.append(lease)
-        table.received(lease, 0.0)
-        lease.become(State.HIDE, due_at=seconds)
-        table.settled(lease, 0.0)
-    answer_all(table, 0.0)
-    assert len(hidden) == count
-    assert table.waiting == 0
+# Hidden messages
+
+
+def hidden_table(count):
+    """Messages that SQS hides for 600 s, and that may be brought forward."""
+    table, hidden = Table(), Hidden()
+    leases = [
+        table.receive(f"m{n}", f"h{n}", recall=Recall(hidden, receives=n)) for n in range(count)
+    ]
+    for lease in leases:
+        lease.defer(600)
+    table.answer_all(0.0)
+    assert (len(hidden), table.waiting) == (count, 0)
     return table, hidden, leases
 
 
 def test_a_hidden_message_costs_no_call_until_it_is_due():
     table, hidden, _ = hidden_table(3)
-    assert answer_all(table, 594.0) == 0
-    assert len(table) == 3
-    assert answer_all(table, 595.1) == 0
-    assert (len(table), len(hidden)) == (0, 0)
+    assert table.answer_all(594.0) == 0
+    assert len(hidden) == 3
+    assert table.answer_all(595.1) == 0
+    assert (len(table._leases), len(hidden)) == (0, 0)
 
 
-def test_a_hidden_message_is_brought_forward_once():
+@pytest.mark.parametrize(("due_at", "seconds"), [(100.0, 0), (190.0, 90)])
+def test_a_hidden_message_is_brought_forward_once(due_at, seconds):
     table, hidden, leases = hidden_table(2)
+    table.now = 100.0
     for _ in range(2):
-        table.bring_forward(leases[0], 100.0, 100.0)
+        table.bring_forward([(leases[0], due_at)])
     assert table.room_to_bring_forward(5) == 4
-    call = table.take(100.0)
-    assert [(entry.handle, entry.seconds) for entry in call.entries] == [("h0", 0)]
-    table.answered(call, [None], 100.0)
-    assert (len(table), len(hidden), table.waiting) == (1, 1, 0)
+    call = table.next_call()
+    assert [(entry.handle, entry.seconds) for entry in call.entries] == [("h0", seconds)]
+    table.enter(call, [None])
+    assert (len(table._leases), len(hidden), table.waiting) == (1, 1, 0)
     assert table.room_to_bring_forward(5) == 5
-
-
-def test_a_message_that_is_brought_forward_later_is_hidden_until_then():
-    table, _, leases = hidden_table(1)
-    table.bring_forward(leases[0], 190.0, 100.0)
-    assert [entry.seconds for entry in table.take(100.0).entries] == [90]
 
 
 def test_while_calls_fail_one_message_is_brought_forward_at_a_time():
     table, _, leases = hidden_table(3)
-    table.bring_forward(leases[0], 100.0, 100.0)
-    throttled = Failure(Kind.THROTTLED, "Throttled", is_of_call=True)
-    table.answered(table.take(100.0), [throttled], 100.0)
+    table.now = 100.0
+    table.bring_forward([(leases[0], 100.0)])
+    table.enter(table.next_call(), [THROTTLED])
     assert table.room_to_bring_forward(5) == 0
-    assert answer_all(table, 110.0) == 1
+    assert table.answer_all(110.0) == 1
     assert table.room_to_bring_forward(5) == 5
 
 
