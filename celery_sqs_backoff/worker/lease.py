@@ -114,7 +114,7 @@ class Lease:
         delivery: the same receive, in numbers.
         received_at: when the worker saw the message.
         keeper: carries out the settlement.
-        free: releases the message's place in the prefetch window; called once.
+        free: releases the message's place in the prefetch window; may be called again.
         hidden_seconds: of the receive; ``None``: the queue's visibility timeout.
     """
 
@@ -204,7 +204,7 @@ class Lease:
         machine that was suspended) goes on before the keeper has noticed.
         """
         if self.state is State.HELD and self.keeper.clock() >= self.visible_at:
-            self.keeper.lose(self)
+            self.lose()
         return self.state is State.HELD
 
     # Settling
@@ -266,16 +266,9 @@ class Lease:
         self.keeper.memory.settled(self.message_id, record)
         return self.defer(_POSTPONED_SECONDS)
 
-    def tell_of_loss(self) -> None:
-        """Tell the task that another worker may have the message."""
-        told, self.on_lost = self.on_lost, None
-        if told is not None:
-            told()
-
-    def free_place(self) -> None:
-        """Give the place in the prefetch window back, once."""
-        free, self.free = self.free, _do_nothing
-        free()
+    def lose(self) -> None:
+        """Make no further call, because another worker may have the message. Tell the task."""
+        self.keeper.lose(self)
 
     # Transitions, under the keeper's lock
 

@@ -162,8 +162,8 @@ class Receiver:
                     self.inbox.put(lease)
             except Exception as exc:  # noqa: BLE001  # a bug, or the user's hub
                 # Left to its visibility timeout; the rest of its batch is not.
-                if lease is not None:  # else it would be renewed, take up its place, and never run
-                    self.keeper.lose(lease)
+                if lease is not None:
+                    lease.lose()  # else it would be renewed, and take up its place, and never run
                 logger.error(
                     "sqs_backoff.take_failed: a message on %s: %s",
                     *(name, error_site(exc, calls=BUG_CALLS)),

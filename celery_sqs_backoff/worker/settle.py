@@ -126,7 +126,9 @@ class Settler:
             self._events.emit(RunEnded(**self._names, outcome=told, attempt=self._attempt))
         if self._gate is not None:
             self._gate.ended(lease, ended)
-        if not end.is_success and self._is_owed(settle, end):
+        reason = settle.reason if isinstance(settle, DeadLetter | Delete) else None
+        is_over = end is End.REVOKED or (reason is not None and not end.is_success)
+        if is_over and self._is_owed(settle, end):
             settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
         if isinstance(settle, Hide):
             return self._hide(settle, ended, error, facts)
@@ -153,9 +155,6 @@ class Settler:
         repeated, and at its last receive, because SQS would move it without its reason.
         """
         delivery, request = self.lease.delivery, self._request
-        is_given_up = isinstance(settle, DeadLetter | Delete) and settle.reason is not None
-        if not is_given_up and end is not End.REVOKED:
-            return False
         take_back = partial(
             request.task.extension.given_up,
             request.task,

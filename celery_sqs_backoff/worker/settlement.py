@@ -33,7 +33,7 @@ from celery.utils.log import get_logger
 from ..observe import events
 from ..observe.log_lines import make_logged_events
 from ..retry.policies import EqualJitter, FullJitter
-from ..sqs.errors import NOT_LISTED, Failure, Kind, Operation
+from ..sqs.errors import NOT_LISTED, Failure, Fault, Kind, Operation
 from ..sqs.hidden import Recall
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from ..sqs.memory import Memory
@@ -240,7 +240,7 @@ class SettlementTable:
                 self._leases[lease.key] = lease
                 self._plan(lease, self.clock())
         if goes_on:
-            lease.free_place()
+            lease.free()
         elif lease.message_id in self.memory.fates:
             record = self.memory.fates.get(lease.message_id)
             if record is None or (lease.queue.is_read and lease.queue.dlq_url is None):
@@ -282,9 +282,9 @@ class SettlementTable:
             if state is State.HIDE:
                 delivery, options = lease.delivery, lease.options
                 retry_for = None if options is None else options.retry_for
-                self._note_of(
-                    lease,
+                self._note(
                     events.MessageHidden,
+                    lease,
                     seconds=lease.due_at - self.clock(),
                     sent_at=delivery.sent_at,
                     eta=delivery.due_at,
@@ -292,7 +292,7 @@ class SettlementTable:
                 )
         if self._news:
             self._tell()
-        lease.free_place()
+        lease.free()
         return True
 
     def _settle(self, lease: Lease, state: State, **facts: Any) -> None:
@@ -420,29 +420,20 @@ class SettlementTable:
                 self._miss(lease)
 
     def _entries(self, lane: Lane, now: float) -> list[Entry]:
-        # The most overdue of renewals and settlements first; the other kind fills the call.
+        """Return the entries of a call. All its dead letters go to one queue."""
         entries = list[Entry]()
-        agendas = [agenda for agenda in (lane.renewals, lane.settling) if agenda]
-        if len(agendas) == 2:
-            agendas.sort(key=Agenda.first_at)
-        for agenda in agendas:
-            self._fill(entries, lane, agenda, now)
-        if entries and lane.renewals:
-            timeout = entries[0].lease.queue.visibility_timeout_seconds
-            self._fill(entries, lane, lane.renewals, now, early=timeout * _RENEW_EARLY_SHARE)
+        # The most overdue of renewals and settlements first; the other kind fills the call.
+        first, second = sorted((lane.renewals, lane.settling), key=Agenda.first_at)
+        for agenda, share in ((first, 0.0), (second, 0.0), (lane.renewals, _RENEW_EARLY_SHARE)):
+            early = share * entries[0].lease.queue.visibility_timeout_seconds if entries else 0.0
+            for lease in agenda.take(now + early, MAX_BATCH_ENTRIES - len(entries)):
+                other = entries[0].lease if entries else lease
+                is_alone = other is not lease and (lease.goes_alone or other.goes_alone)
+                if is_alone or lease.queue.dlq_url != other.queue.dlq_url:
+                    agenda.put(lease, now)
+                elif (entry := self._entry(lease, lane, now)) is not None:
+                    entries.append(entry)
         return entries
-
-    def _fill(
-        self, entries: list[Entry], lane: Lane, agenda: Agenda, now: float, *, early: float = 0.0
-    ) -> None:
-        """Fill a call with the due entries. All dead letters of one call go to one queue."""
-        for lease in agenda.take(now + early, MAX_BATCH_ENTRIES - len(entries)):
-            first = entries[0].lease if entries else lease
-            is_alone = first is not lease and (lease.goes_alone or first.goes_alone)
-            if is_alone or lease.queue.dlq_url != first.queue.dlq_url:
-                agenda.put(lease, now)
-            elif (entry := self._entry(lease, lane, now)) is not None:
-                entries.append(entry)
 
     def _entry(self, lease: Lease, lane: Lane, now: float) -> Entry | None:
         """Return the entry to ask of SQS for a lease now, or ``None`` if it is too late."""
@@ -457,7 +448,7 @@ class SettlementTable:
         if seconds >= 1:
             return Entry(lease, State.HELD, lease.handle, seconds)
         if lease.state is State.HELD:
-            self._note_of(lease, events.HeldTooLong)
+            self._note(events.HeldTooLong, lease)
         self._miss(lease)
         return None
 
@@ -465,31 +456,23 @@ class SettlementTable:
 
     def enter(self, call: Call, results: Sequence[Failure | None]) -> None:
         """Enter the results of a call taken by ``next_call``, one per entry, in order."""
-        lane, first = call.lane, call.entries[0]
-        failures = list(filter(None, results))
+        lane, first, failures = call.lane, call.entries[0], list(filter(None, results))
         with self.lock:
             now = self.clock()
             lane.under_way -= 1
             failure = next((each for each in failures if each.is_of_lane), None)
             if failure is not None:
                 lane.failures += 1
-                lane.not_before = now + self._pause(lane.failures, failure, first)
+                lane.not_before = now + self._pause(
+                    lane.failures, failure, first.lease, first.purpose
+                )
             elif None in results:
                 lane.failures, lane.not_before = 0, 0.0
             for entry, result in zip(call.entries, results, strict=True):
-                is_of_neighbour = (
-                    result is not None
-                    and result.is_of_call
-                    and not result.is_of_lane
-                    and results.count(result) > 1
-                )
-                if self._leases.get(entry.lease.key) is not entry.lease:
-                    self._assert_newer(entry, now)
-                elif is_of_neighbour:
-                    entry.lease.goes_alone = True
-                    self._again(entry, now)
-                else:
-                    self._enter(entry, result, call.asked_at, now)
+                lease = self._leases.get(entry.lease.key)
+                if lease is not None:
+                    is_shared = result is not None and results.count(result) > 1
+                    self._enter(lease, entry, result, call.asked_at, is_shared=is_shared)
             self._wake(lane)
             settled = events.Settled(
                 queue=first.lease.queue.name,
@@ -497,60 +480,58 @@ class SettlementTable:
                 failed=len(failures),
                 code=failures[0].code if failures else None,
             )
-            self._note(settled)
+            self._news.append(partial(self.events.emit, settled))
         self._tell()
 
-    def _assert_newer(self, entry: Entry, now: float) -> None:
-        """A change that was meant for an earlier receive may have ended the newer one's hold."""
-        newer = self._leases.get(entry.lease.key)
-        if newer is not None and entry.purpose not in _REMOVALS:
-            newer.renew_at = now
-            self._plan(newer, now)
+    def _enter(
+        self,
+        lease: Lease,
+        entry: Entry,
+        failure: Failure | None,
+        asked_at: float,
+        *,
+        is_shared: bool,
+    ) -> None:
+        """Enter the result of one entry into its lease, or into a newer one on the message."""
+        purpose, now = entry.purpose, self.clock()
+        is_older = lease.handle != entry.handle and purpose is not State.DEAD_LETTER
+        if lease is not entry.lease or is_older:
+            # A change of visibility may have ended the newer receive's hold: assert it.
+            lease.renew_at = now
+            if lease is entry.lease or purpose not in _REMOVALS:
+                self._again(lease, purpose, now)
+        elif failure is None:
+            self._succeeded(lease, entry, asked_at, now)
+        elif is_shared and failure.is_of_call and failure.kind.fault is Fault.ENTRY:
+            lease.goes_alone = True
+            self._again(lease, purpose, now)
+        elif failure.kind is Kind.STALE_HANDLE and purpose is not State.DEAD_LETTER:
+            if purpose is State.HELD and lease.state is State.HELD:
+                self._note(events.RenewalRefused, lease, code=failure.code)
+                self._lose(lease, is_void=True)
+            elif purpose is not State.HELD or lease.state is State.DEAD_LETTER:
+                self._too_late(lease, purpose, failure)  # else its settlement will tell
+        elif failure.kind is Kind.BAD_ENTRY and lease.record and purpose is State.DEAD_LETTER:
+            lease.record = None  # SQS has refused the record: the dead letter goes without it
+            self._again(lease, purpose, now)
+        else:
+            self._failed(lease, purpose, failure, now)
 
-    def _enter(self, entry: Entry, failure: Failure | None, asked_at: float, now: float) -> None:
-        """Enter the result of one entry into its lease."""
-        lease, purpose = entry.lease, entry.purpose
-        if purpose is State.DEAD_LETTER:
-            self._enter_dead_letter(entry, failure, now)
-        elif lease.handle != entry.handle:
-            lease.renew_at = now  # about an older receive: assert ours
-            self._again(entry, now)
-        elif failure is not None and failure.kind is Kind.STALE_HANDLE:
-            if purpose is State.HELD:
-                self._enter_void_renewal(lease, failure, now)
-            else:
-                self._too_late(lease, purpose, failure)
-        elif failure is not None:
-            self._failed(entry, failure, now)
-        elif purpose is State.HELD:
+    def _succeeded(self, lease: Lease, entry: Entry, asked_at: float, now: float) -> None:
+        if entry.purpose is State.HELD:
             if asked_at >= lease.visible_at:
                 self._miss(lease)
             lease.extend(asked_at, entry.seconds)
             if lease.state is State.HELD:
                 lease.failures = 0
-            self._again(entry, now)
-        elif lease.recall is None or not self._keep(entry, lease.recall, asked_at, now):
-            self._forget(lease)
-
-    def _enter_dead_letter(self, entry: Entry, failure: Failure | None, now: float) -> None:
-        lease = entry.lease
-        if failure is None:
+            self._plan(lease, now)
+        elif entry.purpose is State.DEAD_LETTER:
             self.memory.settled(lease.message_id, None)
             lease.move(State.DELETE, failures=0)
             lease.shed()
             self._plan_removal(lease, now)
-        elif failure.kind is Kind.BAD_ENTRY and lease.record:
-            lease.record = None  # SQS has refused the record: the dead letter goes without it
-            self._again(entry, now)
-        else:
-            self._failed(entry, failure, now)
-
-    def _enter_void_renewal(self, lease: Lease, failure: Failure, now: float) -> None:
-        if lease.state is State.HELD:
-            self._note_of(lease, events.RenewalRefused, code=failure.code)
-            self._lose(lease, is_void=True)
-        elif lease.state is State.DEAD_LETTER:
-            self._too_late(lease, State.HELD, failure)
+        elif lease.recall is None or not self._keep(entry, lease.recall, asked_at, now):
+            self._forget(lease)
 
     def _keep(self, entry: Entry, recall: Recall, asked_at: float, now: float) -> bool:
         """Keep a message that SQS has hidden, if it may be brought forward.
@@ -569,14 +550,15 @@ class SettlementTable:
         self._plan(lease, now)
         return True
 
-    def _failed(self, entry: Entry, failure: Failure, now: float) -> None:
-        lease, purpose = entry.lease, entry.purpose
+    def _failed(self, lease: Lease, purpose: State, failure: Failure, now: float) -> None:
         if not failure.is_transient:
             action = f"{_VERBS.get(purpose, purpose.value)} messages"
             if purpose is State.DEAD_LETTER:
                 action = f"send dead letters to {queue_name(lease.queue.dlq_url or '')}"
-            queue, code = lease.queue.name, failure.code
-            self._note(events.SettlementRefused(queue=queue, action=action, code=code))
+            refused = events.SettlementRefused(
+                queue=lease.queue.name, action=action, code=failure.code
+            )
+            self._news.append(partial(self.events.emit, refused))
         # An entry that SQS lists as failed was not carried out, whatever its code says.
         is_listed = not failure.is_of_call and failure is not NOT_LISTED
         if failure.kind is Kind.IN_DOUBT and not is_listed and purpose in _IN_DOUBT:
@@ -587,35 +569,33 @@ class SettlementTable:
             lease.failures += 1
         at = now
         if not failure.is_of_lane:  # else the lane pauses
-            at += self._pause(max(1, lease.failures), failure, entry)
+            at += self._pause(max(1, lease.failures), failure, lease, purpose)
         if purpose is State.HELD:
             lease.renew_at, at = at, now
         elif purpose in HIDING:
             at = max(now, min(at, lease.visible_at))  # later it would end another worker's hold
-        self._again(entry, at)
+        self._again(lease, purpose, at)
 
-    def _pause(self, tries: int, failure: Failure, entry: Entry) -> float:
+    def _pause(self, tries: int, failure: Failure, lease: Lease, purpose: State) -> float:
         """Return the seconds before another try.
 
         After a transient failure at most a tenth of the visibility timeout: the next settlement
         waits in the same lane, and must not be received again because of a past outage.
         """
-        if entry.purpose is State.DEAD_LETTER:
+        if purpose is State.DEAD_LETTER:
             return _AFTER_UNSENT.delay(tries, self._rng)
         policy = _AFTER_TRANSIENT if failure.is_transient else _AFTER_REFUSAL
         pause = policy.delay(tries, self._rng)
         # Refused once may be a mistake, and the renewals of the queue wait in the same lane.
-        is_soon = failure.is_transient or (entry.purpose is not State.DELETE and tries <= 3)
-        most = max(1.0, entry.lease.queue.visibility_timeout_seconds / 10)
+        is_soon = failure.is_transient or (purpose is not State.DELETE and tries <= 3)
+        most = max(1.0, lease.queue.visibility_timeout_seconds / 10)
         return min(pause, most) if is_soon else pause
 
     # News
 
-    def _note(self, event: events.WorkerEvent) -> None:
+    def _note(self, kind: Callable[..., events.OfMessage], lease: Lease, **facts: Any) -> None:
+        event = kind(queue=lease.queue.name, message_id=lease.message_id, **facts)
         self._news.append(partial(self.events.emit, event))
-
-    def _note_of(self, lease: Lease, kind: Callable[..., events.OfMessage], **facts: Any) -> None:
-        self._note(kind(queue=lease.queue.name, message_id=lease.message_id, **facts))
 
     def _tell(self) -> None:
         """Tell observers and tasks the news. Called without the lock."""
@@ -634,7 +614,7 @@ class SettlementTable:
         if purpose is not State.BRING_FORWARD:
             code = None if failure is None else failure.code
             action = _VERBS.get(purpose, purpose.value)
-            self._note_of(lease, events.SettlementFailed, action=action, code=code)
+            self._note(events.SettlementFailed, lease, action=action, code=code)
 
     def _miss(self, lease: Lease) -> None:
         """Note that the lease was not renewed in time."""
@@ -655,12 +635,14 @@ class SettlementTable:
 
     def _tell_loss(self, lease: Lease) -> None:
         with self.lock:
-            if not lease.may_be_lost or lease.state not in (State.HELD, State.LOST):
+            state, tell = lease.state, lease.on_lost
+            if not lease.may_be_lost or state not in (State.HELD, State.LOST):
                 return  # settled, or received again
-            is_lost = lease.state is State.LOST
-        if is_lost:
-            lease.free_place()
-        lease.tell_of_loss()
+            lease.on_lost = None
+        if state is State.LOST:
+            lease.free()
+        if tell is not None:
+            tell()
 
     # Plans
 
@@ -683,12 +665,12 @@ class SettlementTable:
         lane.settling.put(lease, at)
         self._wake(lane)
 
-    def _again(self, entry: Entry, at: float) -> None:
-        """Put a lease back where the entry came from."""
-        if entry.purpose in _REMOVALS:
-            self._plan_removal(entry.lease, at)
+    def _again(self, lease: Lease, purpose: State, at: float) -> None:
+        """Put a lease back where an entry came from."""
+        if purpose in _REMOVALS:
+            self._plan_removal(lease, at)
         else:
-            self._plan(entry.lease, at)
+            self._plan(lease, at)
 
     def _wake(self, lane: Lane) -> None:
         """Note when to look at a lane for a call.

@@ -887,7 +887,7 @@ def test_a_probe_that_ends_before_its_run_is_replaced() -> None:
     scene.now += 200.0
     probe = scene.lease("probe")
     assert not scene.gate.hides(probe, scene.options)
-    probe.free_place()
+    probe.free()
     scene.now += 200.0
     assert not scene.gate.hides(scene.lease("next"), scene.options), "it is the probe now"
 
@@ -942,7 +942,7 @@ def test_a_probe_that_runs_on_after_its_message_was_lost_is_waited_for() -> None
     probe = scene.lease("probe")
     assert not scene.gate.hides(probe, scene.options)
     probe.handed_to_pool = lambda: True
-    probe.free_place()
+    probe.free()
     assert scene.gate.core.state is State.OPEN
     scene.gate.ended(probe, RunEnd(End.RETURNED))
     assert scene.gate.core.state is State.RECOVERING
