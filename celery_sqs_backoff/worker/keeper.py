@@ -114,7 +114,7 @@ class Keeper(SettlementTable):
     def _is_alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _changed(self) -> None:
+    def _note_change(self) -> None:
         """Wake the thread if a call is due before it would look, or if it must end."""
         until = self._waits_until
         if until is not None and (self._stopping or self.next_at() < until):

@@ -216,7 +216,7 @@ class SettlementTable:
         self._waiting: Counter[str] = Counter()
         self._unanswered = 0  # messages that SQS is asked to show earlier
 
-    def _changed(self) -> None:
+    def _note_change(self) -> None:
         """Note, under the lock, that a call may be due earlier than before."""
 
     # Messages
@@ -296,6 +296,7 @@ class SettlementTable:
         return True
 
     def _settle(self, lease: Lease, state: State, **facts: Any) -> None:
+        """Go to a state that waits for an answer of SQS, and plan the call."""
         lease.move(state, failures=0, **facts)
         self._waiting[lease.queue.url] += 1
         if state in HIDING:
@@ -392,7 +393,7 @@ class SettlementTable:
             self._linger = 0.0
             for lane in self._lanes.values():
                 self._wake(lane)
-            self._changed()
+            self._note_change()
 
     def next_call(self) -> Call | None:
         """Take the call that is due now, if any. Give its results to ``enter``."""
@@ -501,7 +502,7 @@ class SettlementTable:
             if lease is entry.lease or purpose not in _REMOVALS:
                 self._again(lease, purpose, now)
         elif failure is None:
-            self._succeeded(lease, entry, asked_at, now)
+            self._confirm(lease, entry, asked_at, now)
         elif is_shared and failure.is_of_call and failure.kind.fault is Fault.ENTRY:
             lease.goes_alone = True
             self._again(lease, purpose, now)
@@ -515,9 +516,10 @@ class SettlementTable:
             lease.record = None  # SQS has refused the record: the dead letter goes without it
             self._again(lease, purpose, now)
         else:
-            self._failed(lease, purpose, failure, now)
+            self._postpone(lease, purpose, failure, now)
 
-    def _succeeded(self, lease: Lease, entry: Entry, asked_at: float, now: float) -> None:
+    def _confirm(self, lease: Lease, entry: Entry, asked_at: float, now: float) -> None:
+        """Enter that SQS has done as it was asked."""
         if entry.purpose is State.HELD:
             if asked_at >= lease.visible_at:
                 self._miss(lease)
@@ -550,7 +552,8 @@ class SettlementTable:
         self._plan(lease, now)
         return True
 
-    def _failed(self, lease: Lease, purpose: State, failure: Failure, now: float) -> None:
+    def _postpone(self, lease: Lease, purpose: State, failure: Failure, now: float) -> None:
+        """Plan another try after a pause, and tell observers of a refusal."""
         if not failure.is_transient:
             action = f"{_VERBS.get(purpose, purpose.value)} messages"
             if purpose is State.DEAD_LETTER:
@@ -634,6 +637,7 @@ class SettlementTable:
         self._news.append(partial(self._tell_loss, lease))
 
     def _tell_loss(self, lease: Lease) -> None:
+        """Tell a task that another worker may have its message, once."""
         with self.lock:
             state, tell = lease.state, lease.on_lost
             if not lease.may_be_lost or state not in (State.HELD, State.LOST):
@@ -687,4 +691,4 @@ class SettlementTable:
             if lane.renewals:
                 at = min(at, lane.renewals.first_at())
             lane.look_at = max(at, lane.not_before)
-        self._changed()
+        self._note_change()

@@ -41,7 +41,7 @@ class _Keeper(keeper.Keeper):
     def _join_thread(self, timeout_seconds: float) -> None:
         self._worker.flush(timeout_seconds)
 
-    def _changed(self) -> None:
+    def _note_change(self) -> None:
         self._worker.wake_at(self.next_at())
 
 
