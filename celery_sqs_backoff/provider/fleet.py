@@ -5,25 +5,30 @@ Redis does it in one script, by its own clock. Other stores do it by one conditi
 when another worker was faster. There the clock of the machine that is ahead counts, because a
 worker that reads a later time than its own goes by that time. With its own clock, a worker that is
 behind would get slots that are too far away.
+
+While the store is away each worker makes its share of the calls, and they notice the store's return
+one after the other. The first one lets all workers keep to their shares for some seconds more.
+Else its slots and the shares of the others would be more calls than agreed.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..store.errors import StoreUnavailable
 from ..store.records import Record, Records
-from .rate import RETURN_SHARE, Place, Times, assign
+from .rate import AHEAD_SECONDS, RETURN_SHARE, Assigned, Times, assign
 
 #: The record stays for this time after the last place.
 KEEP_SECONDS = 600.0
 
-#: Lua cannot read infinity.
-_LONGEST_SECONDS = 1e9
+#: All workers keep to their shares for this time after the store's return. Each of them notices it
+#: within the timeout of a call and the pause after it.
+APART_SECONDS = 10.0
 
 #: Writes that other workers were faster than, before the store counts as away.
 _MOST_TRIES = 20
@@ -43,52 +48,60 @@ def present_seconds(rate: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The places that the messages of a worker have got.
+    """What a worker has got from the store. Times are of the store's clock, in seconds.
 
     Attributes:
-        places: of each message, with times in seconds from ``now``.
+        assigned: slots and times of return.
         workers: the number that has asked lately, with this one.
-        now: when the store handed them out, by the fleet's clock.
+        now: when it was handed out.
+        apart_until: until then each worker keeps to its share.
     """
 
-    places: list[Place]
+    assigned: Assigned
     workers: int
-    now: float = field(default=0.0, compare=False)
+    now: float
+    apart_until: float = 0.0
 
 
 #: :func:`advance`, by the clock of the Redis server. Times are milliseconds.
 _ADVANCE = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
-local worker, present = 'worker:' .. ARGV[1], tonumber(ARGV[2])
+local worker, present, keep = 'worker:' .. ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local slot_apart, back_apart = tonumber(ARGV[4]), tonumber(ARGV[5])
-local free, back, workers = 0, 0, 1
+local slots, returns = tonumber(ARGV[6]), tonumber(ARGV[7])
+local ahead, apart_for = tonumber(ARGV[8]), tonumber(ARGV[9])
+local free, back, apart, workers = 0, 0, 0, 1
 local fields = redis.call('HGETALL', KEYS[1])
 for i = 1, #fields, 2 do
   local value = tonumber(fields[i + 1])
   if fields[i] == 'free' then free = value
   elseif fields[i] == 'back' then back = value
+  elseif fields[i] == 'apart' then apart = value
   elseif fields[i] ~= worker then
     if value > now - present then workers = workers + 1
     else redis.call('HDEL', KEYS[1], fields[i]) end
   end
 end
-local places = {}
-for i = 6, #ARGV do
-  local slot = math.max(free, now)
-  if slot - now <= tonumber(ARGV[i]) then
-    places[i - 5] = string.format('1 %.3f', slot - now)
-    free = slot + slot_apart
-  else
-    back = math.max(back, slot)
-    places[i - 5] = string.format('0 %.3f', back - now)
-    back = back + back_apart
-  end
+if apart_for > 0 and apart <= now then apart = now + apart_for end
+free = math.max(free, now)
+local taken, times = 0, {}
+while taken < slots and apart <= now and free <= now + ahead do
+  taken = taken + 1
+  times[taken] = string.format('%.3f', free)
+  free = free + slot_apart
 end
-redis.call('HSET', KEYS[1], 'free', string.format('%.3f', free),
-           'back', string.format('%.3f', back), worker, string.format('%.0f', now))
-redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(free, back, now) - now + ARGV[3]))
-return {workers, string.format('%.3f', now), unpack(places)}
+back = math.max(back, free)
+for i = 1, returns do
+  times[taken + i] = string.format('%.3f', back)
+  back = back + back_apart
+end
+free, back, apart = string.format('%.3f', free), string.format('%.3f', back),
+                    string.format('%.3f', apart)
+redis.call('HSET', KEYS[1], 'free', free, 'back', back, 'apart', apart,
+           worker, string.format('%.0f', now))
+redis.call('PEXPIRE', KEYS[1], string.format('%.0f', tonumber(back) - now + keep))
+return {workers, taken, string.format('%.3f', now), apart, free, back, unpack(times)}
 """
 
 
@@ -120,41 +133,46 @@ class FleetSlots:
         self._last: Record | None = None
         self._ahead = 0.0
 
-    def take(self, longest: Sequence[float]) -> Taken:
-        """Get a place for each message, given the longest that each may wait.
+    def take(self, slots: int, returns: int = 0, *, is_back: bool = False) -> Taken:
+        """Take slots, and times of return for messages that are hidden.
 
-        Without messages it only reports this worker.
+        Arguments:
+            slots, returns: how many are wanted.
+            is_back: the store was away for this worker.
 
         Raises:
             StoreUnavailable: the store did not answer. Slots that it may have given are lost.
         """
         run_script = getattr(self._records.store, "run_script", None)  # Redis has it
         if run_script is None:
-            return self._take_by_writes(longest)
+            return self._take_by_writes(slots, returns, is_back)
         apart = 1000 / self._rate, 1000 / (self._rate * RETURN_SHARE)
-        waits = [min(seconds, _LONGEST_SECONDS) * 1000 for seconds in longest]
-        workers, now, *found = run_script(
+        workers, taken, *found = run_script(
             _ADVANCE,
             self._records.key("rate", self._name),
             self._worker,
             present_seconds(self._rate) * 1000,
             KEEP_SECONDS * 1000,
             *apart,
-            *waits,
+            slots,
+            returns,
+            AHEAD_SECONDS * 1000,
+            APART_SECONDS * 1000 * is_back,
         )
-        split = [each.split() for each in found]
-        places = [Place(float(wait) / 1000, is_slot == "1") for is_slot, wait in split]
-        return Taken(places, int(workers), float(now) / 1000)
+        now, apart_until, free_at, back_at, *times = (float(each) / 1000 for each in found)
+        first = int(taken)
+        assigned = Assigned(times[:first], times[first:], Times(free_at, back_at))
+        return Taken(assigned, int(workers), now, apart_until)
 
-    def _take_by_writes(self, longest: Sequence[float]) -> Taken:
+    def _take_by_writes(self, slots: int, returns: int, is_back: bool) -> Taken:
         for _ in range(_MOST_TRIES):
             now = self._fleets_time()
             old = None if self._last is None else self._last.fields
-            new, places, workers = advance(old, self._worker, longest, self._rate, now)
-            last = max((place.at for place in places), default=now)
-            if self._write(new, last - now + KEEP_SECONDS):
-                now = self._fleets_time()
-                return Taken([Place(each.at - now, each.is_slot) for each in places], workers, now)
+            new, taken = advance(
+                old, self._worker, slots, returns, rate=self._rate, now=now, is_back=is_back
+            )
+            if self._write(new, taken.assigned.times.back_at - now + KEEP_SECONDS):
+                return replace(taken, now=self._fleets_time())
         raise StoreUnavailable("other workers were faster each time")
 
     def _fleets_time(self) -> float:
@@ -174,16 +192,28 @@ class FleetSlots:
 
 
 def advance(
-    old: dict[str, Any] | None, worker: str, longest: Sequence[float], rate: float, now: float
-) -> tuple[dict[str, Any], list[Place], int]:
-    """Assign places, and return the new record, the places, and the number of workers."""
+    old: dict[str, Any] | None,
+    worker: str,
+    slots: int,
+    returns: int = 0,
+    *,
+    rate: float,
+    now: float,
+    is_back: bool = False,
+) -> tuple[dict[str, Any], Taken]:
+    """Assign slots and times of return, and return the new record with them."""
     record = old or {}
+    apart_until = record.get("apart_until", 0.0)
+    if is_back and apart_until <= now:
+        apart_until = now + APART_SECONDS
     times = Times(record.get("free_at", 0.0), record.get("back_at", 0.0))
-    places, times = assign(times, now, longest, rate=rate)
+    wanted = 0 if now < apart_until else slots
+    assigned = assign(times, now, slots=wanted, returns=returns, rate=rate)
     seen = {
         name: at
         for name, at in record.get("workers", {}).items()
         if now - present_seconds(rate) < at and name != worker
     }
     seen[worker] = round(now, 1)
-    return {**asdict(times), "workers": seen, "now": now}, places, len(seen)
+    new = {**asdict(assigned.times), "apart_until": apart_until, "workers": seen, "now": now}
+    return new, Taken(assigned, len(seen), now, apart_until)

@@ -4,12 +4,11 @@ The agreed rate is GCRA with reservations. :class:`RecoveryRate` follows the cap
 that recovers. A call begins when both allow it.
 
 A slot comes every ``1 / rate`` seconds. GCRA (generic cell rate algorithm, ITU-T I.371, annex A)
-needs one number for that, the time of the next free slot. A message gets a slot if that is near,
-and waits for it in its worker. Else it is hidden, and gets a place in a second line of the same
-kind: the times at which hidden messages return, just as far apart as slots. So they return one by
-one, when slots are near again, whichever worker receives them; and a message that has returned may
-take a slot that is too far for a new one. No slot is held for a message that is not there: SQS may
-show it late, or to another worker.
+needs one number for that, the time of the next free slot. A worker takes the slots of the next
+second for messages that it holds. A message that would wait for longer is hidden, and gets a place
+in a second line of the same kind: the times at which hidden messages return, just as far apart as
+slots. So they return one by one, whichever worker receives them. No slot is held for a message that
+is not there: SQS may show it late, or to another worker.
 
 Two numbers, :class:`Times`, are the whole state. Where a fleet shares them they are in the store;
 ``provider.fleet`` has the same arithmetic for Redis. Pure: times are passed in.
@@ -17,13 +16,7 @@ Two numbers, :class:`Times`, are the whole state. Where a fleet shares them they
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
-from itertools import islice
-from typing import Generic, TypeVar
+from dataclasses import dataclass
 
 from ..retry.decision import Reply
 
@@ -31,7 +24,11 @@ from ..retry.decision import Reply
 #: milliseconds late do not make a second fuller than agreed.
 HEADROOM = 0.95
 
-#: How far away a slot may be: for a message that is new; for one that was received before.
+#: How far away a slot may be. The slots of a worker that is killed are lost.
+AHEAD_SECONDS = 1.0
+
+#: How long a message may wait in its worker, if it is new, and if it was received before. One that
+#: would wait for longer is hidden.
 NEW_SECONDS = 2.0
 RETURNED_SECONDS = 10.0
 
@@ -39,11 +36,9 @@ RETURNED_SECONDS = 10.0
 #: return late, and for new ones.
 RETURN_SHARE = 0.97
 
-#: A slot that was missed by more is lost, even for a message that was there: the worker stood
-#: still, or its processes did.
+#: A slot that was missed by more is lost, because the worker stood still. Used later, it would be
+#: one of more calls than agreed.
 LATEST_SECONDS = 0.1
-
-K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,159 +50,36 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place that a message was given.
+class Assigned:
+    """What a worker has got.
 
     Attributes:
-        at: its slot, or when it returns.
-        is_slot: whether it is a slot.
+        slots: up to as many as it has asked for, none further away than ``AHEAD_SECONDS``.
+        returns: when to show the messages that it hides.
+        times: of the next one who asks.
     """
 
-    at: float
-    is_slot: bool
+    slots: list[float]
+    returns: list[float]
+    times: Times
 
 
-def longest_wait(*, is_returned: bool, must_stay: bool) -> float:
-    """Return how many seconds a message may wait in its worker for a slot.
+def assign(times: Times, now: float, *, slots: int, returns: int, rate: float) -> Assigned:
+    """Assign slots to messages, and times of return to others.
 
-    Args:
-        is_returned: it was received before.
-        must_stay: it must not be hidden.
-    """
-    if must_stay:
-        return math.inf
-    return RETURNED_SECONDS if is_returned else NEW_SECONDS
-
-
-def assign(
-    times: Times, now: float, longest: Iterable[float], *, rate: float
-) -> tuple[list[Place], Times]:
-    """Give each message a slot, or a time to return.
-
-    Args:
+    Arguments:
         times: as returned last time.
         now: seconds of the same clock.
-        longest: how long each message may wait, in their order.
-        rate: slots a second, above 0.
+        slots, returns: how many are wanted.
+        rate: slots a second.
     """
-    places, free_at, back_at = [], times.free_at, times.back_at
-    for seconds in longest:
-        slot = max(free_at, now)
-        if slot - now <= seconds:
-            places.append(Place(slot, is_slot=True))
-            free_at = slot + 1 / rate
-        else:
-            back = max(back_at, slot)
-            places.append(Place(back, is_slot=False))
-            back_at = back + 1 / (rate * RETURN_SHARE)
-    return places, Times(free_at, back_at)
-
-
-@dataclass(slots=True)
-class Departure(Generic[K]):
-    """The decision about messages that waited.
-
-    Attributes:
-        start: the messages that start now, each with its slot.
-        hide: the messages to hide, each with its time of return.
-        missed: how many slots were lost.
-    """
-
-    start: list[tuple[K, float]] = field(default_factory=list)
-    hide: list[tuple[K, float]] = field(default_factory=list)
-    missed: int = 0
-
-
-class Line(Generic[K]):
-    """The messages of one provider that wait in a worker, and the slots that they have been given.
-
-    Slots belong to the line, so a due slot is for the message that has waited longest. Not safe for
-    threads.
-
-    Args:
-        is_over: whether a message is settled, and needs no slot.
-        needs_slots: ``False`` = no rate is agreed, and a message starts at its turn.
-    """
-
-    def __init__(
-        self, is_over: Callable[[K], bool] = lambda key: False, *, needs_slots: bool = True
-    ) -> None:
-        self._is_over = is_over
-        self._needs_slots = needs_slots
-        self._waiting: OrderedDict[K, float] = OrderedDict()
-        self._slots: list[float] = []
-        self._hide: list[tuple[K, float]] = []
-
-    def __len__(self) -> int:
-        return len(self._waiting) + len(self._hide)
-
-    def join(self, key: K, longest: float) -> None:
-        """Add a message that waits only for its slot. ``longest``: from `longest_wait`."""
-        self._waiting[key] = longest
-
-    def lacking(self, most: int | None = None) -> list[tuple[K, float]]:
-        """Return the messages without a slot, and how long each may wait.
-
-        Args:
-            most: slots that the line may have in all; ``None`` = no limit.
-        """
-        while self._needs_slots and len(self._slots) < len(self._waiting):
-            found = list(islice(self._waiting.items(), len(self._slots), most))
-            over = [key for key, _ in found if self._is_over(key)]
-            if not over:
-                return found
-            for key in over:
-                del self._waiting[key]
-        return []
-
-    def give(self, asked: Iterable[tuple[K, float]], places: Iterable[Place]) -> None:
-        """Give places to the messages without a slot, in the order of ``lacking``."""
-        for (key, _), place in zip(asked, places, strict=False):
-            if place.is_slot:
-                heapq.heappush(self._slots, place.at)
-            elif key in self._waiting:
-                del self._waiting[key]
-                self._hide.append((key, place.at))
-
-    def take_back(self) -> None:
-        """Take all slots back from the messages."""
-        self._slots.clear()
-
-    def ready(self, now: float) -> int:
-        """Return how many messages could start now. Some may be settled."""
-        if not self._needs_slots:
-            return len(self._waiting)
-        due = sum(now - LATEST_SECONDS <= slot <= now for slot in self._slots)
-        return min(len(self._waiting), due)
-
-    def depart(self, now: float, most: float = math.inf) -> Departure[K]:
-        """Take out up to ``most`` messages that start now, and the messages to hide.
-
-        An unused slot is lost. Used later, slots would make more calls than agreed.
-        """
-        leaving: Departure[K] = Departure(hide=self._hide)
-        self._hide = []
-        while self._slots and now - self._slots[0] > LATEST_SECONDS:
-            heapq.heappop(self._slots)
-            leaving.missed += 1
-        while self._waiting and self._has_slot(now):
-            key = next(iter(self._waiting))
-            if not self._is_over(key):
-                if len(leaving.start) >= most:
-                    break
-                slot = heapq.heappop(self._slots) if self._needs_slots else math.inf
-                leaving.start.append((key, slot))
-            del self._waiting[key]
-        if not self._waiting:
-            self._slots.clear()
-        return leaving
-
-    def _has_slot(self, now: float) -> bool:
-        return not self._needs_slots or bool(self._slots and self._slots[0] <= now)
-
-    def next_at(self) -> float | None:
-        """Return when ``depart`` is worth calling, or ``None`` before a place is given."""
-        return self._slots[0] if self._slots else None
+    free_at, taken = max(times.free_at, now), list[float]()
+    while len(taken) < slots and free_at <= now + AHEAD_SECONDS:
+        taken.append(free_at)
+        free_at += 1 / rate
+    back_at, apart = max(times.back_at, free_at), 1 / (rate * RETURN_SHARE)
+    back = [back_at + number * apart for number in range(returns)]
+    return Assigned(taken, back, Times(free_at, back_at + returns * apart))
 
 
 class RecoveryRate:

@@ -104,12 +104,10 @@ class Admission:
         options = lease.options
         if options is None or not (starts or gate.hides_all):
             return False
-        if gate.hides(lease, options) or gate.waits(
-            lease, options, partial(self._inbox.put, lease)
-        ):
+        if gate.keeps_back(lease, options, partial(self._inbox.put, lease)):
             return True
         if not starts:
-            lease.slot_at = None
+            lease.has_turn = False
         return False
 
 

@@ -156,11 +156,9 @@ class Lease:
     handed_to_pool: Callable[[], bool] = _no
     #: Called once when another worker may have the message. Must not block.
     on_lost: Callable[[], None] | None = None
-    #: Its slot at its provider's rate; ``None``: it has no slot, or its task has begun.
-    slot_at: float | None = None
-    #: Whether it waits for its turn at a provider that recovers.
-    awaits_turn: bool = False
-    #: Whether it takes up a process's place in the prefetch window while it waits for either.
+    #: Its turn at its provider has come, and its task has not begun.
+    has_turn: bool = False
+    #: Whether it takes up a process's place in the prefetch window while it waits for its turn.
     keeps_place: bool = False
 
     # Its settlement

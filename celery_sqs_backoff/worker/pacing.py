@@ -1,44 +1,34 @@
-"""Messages that wait for their turns at their providers, and the thread that sees to them.
+"""Messages that wait for their turns at their providers, and the threads that see to them.
 
 A provider has one line in a worker. A message starts when it has a slot, if a rate is agreed, and a
 token, if the provider recovers. The slower of the two decides. Celery's event loop puts a message
 in line and goes on, and never waits for a store. One thread lets messages start, hides
 them, and brings hidden ones forward. Another thread only waits for the store, which it asks for
-slots, with one call for all messages in line. If the store is away or slow, each worker makes its
-own share of the calls. It keeps to that share for some seconds after the store's return, because
-others may not know of it.
+slots. If the store is away or slow, each worker makes its own share of the calls.
 """
 
 from __future__ import annotations
 
-import functools
 import math
+import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from celery.utils.log import get_logger
 
 from ..provider.fleet import FleetSlots, Taken, present_seconds
 from ..provider.gate import ProviderGate
-from ..provider.rate import (
-    HEADROOM,
-    LATEST_SECONDS,
-    NEW_SECONDS,
-    Departure,
-    Line,
-    Place,
-    Times,
-    assign,
-)
+from ..provider.rate import AHEAD_SECONDS, HEADROOM, LATEST_SECONDS, Times, assign
 from ..text import BUG_CALLS, error_site, printable
 from ..threads import start_daemon
+from .lease import Lease
 
 logger = get_logger(__name__)
 
-#: A store without an answer for this time counts as away.
-_PATIENCE_SECONDS: Final = 1.0
+#: A store without an answer for this time counts as away. The slots of all workers are used then.
+_PATIENCE_SECONDS: Final = AHEAD_SECONDS
 
 #: A slow store that answers other lines counts as away for a line that waits longer than this.
 _LONGEST_PATIENCE_SECONDS: Final = 10.0
@@ -46,12 +36,8 @@ _LONGEST_PATIENCE_SECONDS: Final = 10.0
 #: Until a store that is away is asked again.
 _AWAY_SECONDS: Final = 2.0
 
-#: A worker keeps to its own share for this time after the store's return, because others may make
-#: their shares of the rate until they notice it too: after a call's timeout and `_AWAY_SECONDS`.
-_RETURN_SECONDS: Final = 10.0
-
-#: Until then it asks for the slots of this many seconds in one call. A store answers sooner.
-_SHARE_SECONDS: Final = 0.02
+#: Between two questions for slots while other workers have taken the near ones.
+_ASK_SECONDS: Final = 0.1
 
 #: The rate of a recovery changes with each call: how long not to look at it.
 _LONGEST_TURN_SECONDS: Final = 0.25
@@ -74,36 +60,21 @@ _LONGEST_PAUSE_SECONDS: Final = 3600.0
 _WORKERS_UNKNOWN: Final = 10
 
 
-@dataclass(frozen=True, eq=False)
-class Paced:
-    """A message that may start but for its turn.
-
-    Attributes:
-        start: called with its slot in the pacer's thread, at that time (infinity: no slot is
-            needed). Must not block.
-        hide: called with the time until which to hide it. Must not block.
-        is_over: whether it was settled elsewhere.
-        has_slot: whether it was started with a slot, and its task has not begun.
-    """
-
-    start: Callable[[float], object]
-    hide: Callable[[float], object]
-    is_over: Callable[[], bool]
-    has_slot: Callable[[], bool] = lambda: False
-
-
 class Pace:
     """One provider's line in this worker. Belongs to a :class:`Pacer`, under its lock.
 
-    A message that starts with a slot is outstanding until its task begins, or it gives up its slot:
-    it is settled, lost, hidden, or in line again. Without room for another outstanding message,
-    slots go by unused.
+    Slots belong to the line, so a due slot is for the message that has waited longest. A message
+    that starts with a slot is outstanding until its task begins or it gives up its slot: it is
+    settled, lost, or in line again. The line takes no more slots than messages may be outstanding,
+    so a worker whose tasks do not begin leaves the other slots to other workers.
 
     Arguments:
         name: of the provider, for the log.
         rate: agreed slots a second; ``None``: no rate is agreed.
         fleet: where slots are shared, or ``None`` if each worker has the rate for itself.
         gate: says how many messages may start. The rest waits.
+        hide: hides a message until a time. Must not block.
+        rng: draws when a worker that is apart from the fleet begins.
     """
 
     def __init__(
@@ -112,28 +83,40 @@ class Pace:
         rate: float | None,
         fleet: FleetSlots | None,
         gate: ProviderGate,
+        hide: Callable[[Lease, float], object],
+        rng: random.Random,
     ) -> None:
         self.name = name
         self.has_rate = rate is not None
         self.rate = (rate or 0.0) * HEADROOM
         self.fleet = fleet
-        self._gate = gate
-        self.line: Line[Paced] = Line(lambda paced: paced.is_over(), needs_slots=self.has_rate)
-        self.workers, self.told_at = _WORKERS_UNKNOWN, -math.inf
-        #: Since when a message is in line that has no place.
-        self.waiting_since: float | None = None
-        self.away_until: float | None = None
-        self.keeps_share_until = -math.inf
-        self.times = Times()
+        self._gate, self._hide, self._rng = gate, hide, rng
+        #: How to start each message, and the longest that it may wait.
+        self._line: dict[Lease, tuple[Callable[[], object], float]] = {}
+        self._to_hide: dict[Lease, float | None] = {}
+        self._slots: list[float] = []
+        self._outstanding: list[Lease] = []
         self._last_slot = -math.inf
+        self.workers, self._told_at = _WORKERS_UNKNOWN, -math.inf
+        self._times = Times()
         self._store_ahead: float | None = None
-        self._outstanding: list[Paced] = []
-        self._missed = 0
+        #: Until then this worker makes its own share; infinity: until the store answers.
+        self.apart_until = -math.inf
+        self.ask_at = -math.inf
+        #: Since when the store has been asked for slots.
+        self.waiting_since: float | None = None
 
-    @property
-    def most(self) -> int:
-        """How many messages may have their slots and wait for a process."""
-        return math.ceil(_OUTSTANDING_SECONDS * self.share)
+    def __len__(self) -> int:
+        return len(self._line) + len(self._to_hide)
+
+    def join(self, lease: Lease, start: Callable[[], object], longest: float) -> None:
+        """Add a message that may start but for its turn.
+
+        Arguments:
+            start: called in the pacer's thread when its turn has come. Must not block.
+            longest: seconds that it may wait here. If that is too short it is hidden.
+        """
+        self._line[lease] = start, longest
 
     @property
     def share(self) -> float:
@@ -141,118 +124,152 @@ class Pace:
         return self.rate if self.fleet is None else self.rate / self.workers
 
     @property
-    def room(self) -> int:
-        """The number of messages that may start now."""
-        return max(0, self.most - len(self._outstanding))
+    def is_away(self) -> bool:
+        """Whether the store has not answered."""
+        return self.apart_until == math.inf
 
     @property
-    def is_behind(self) -> bool:
-        """Whether slots were lost, and fewer tasks have begun since."""
-        return self._missed > 0
+    def room(self) -> int:
+        """The number of further messages that may be outstanding."""
+        return math.ceil(_OUTSTANDING_SECONDS * self.share) - len(self._outstanding)
 
-    def note_begun(self) -> None:
-        """Forget messages that have used their slots, or that will not use them."""
-        outstanding = [paced for paced in self._outstanding if paced.has_slot()]
-        self._missed = max(0, self._missed - len(self._outstanding) + len(outstanding))
-        self._outstanding = outstanding
+    @property
+    def is_full(self) -> bool:
+        """Whether tasks have slots, and do not begin."""
+        return self.has_rate and self.room <= 0
 
-    def lacking(self, now: float) -> list[tuple[Paced, float]]:
-        """Return the messages without a place, and how long each may wait.
+    def is_apart(self, now: float) -> bool:
+        """Return whether the slots are this worker's own."""
+        return self.fleet is None or now < self.apart_until
 
-        A worker that is behind asks only for the slots that it can use in a row, so that others may
-        use the rest. A worker that keeps to its share asks at the pace of its share.
-        """
-        found = self.line.lacking(self.room if self.is_behind else None)
-        if now >= self.keeps_share_until:
-            return found
-        is_due = now >= self.times.free_at
-        return found[: max(1, int(self.share * _SHARE_SECONDS))] if is_due else []
+    # What the line needs
 
-    def depart(self, now: float) -> Departure[Paced]:
-        ready = self.line.ready(now)
-        if self.has_rate:
-            ready = min(ready, self.room)
-        departure = self.line.depart(now, self._gate.turns(ready, now) if ready else 0)
+    def wanted(self, now: float) -> tuple[int, list[Lease]]:
+        """Return how many slots the line needs, and the messages that need a time of return."""
+        for lease in [each for each in self._line if each.is_settled()]:
+            del self._line[lease]
         if not self.has_rate:
-            return departure
-        self._outstanding += [paced for paced, _ in departure.start]
-        self._missed = self._missed + departure.missed if len(self.line) else 0
-        return departure
+            return 0, []
+        wait = max(0.0, self._times.free_at - now)
+        for lease, (_, longest) in list(self._line.items())[len(self._slots) :]:
+            if wait > longest:
+                del self._line[lease]
+                self._to_hide[lease] = None
+            else:
+                wait += 1 / self.rate
+        self._outstanding = [
+            lease for lease in self._outstanding if lease.has_turn and not lease.is_settled()
+        ]
+        return self._lacking(), [each for each, until in self._to_hide.items() if until is None]
 
-    def next_at(self, now: float) -> float | None:
-        """Return when messages may start or ask for slots, or ``None`` before they have slots."""
-        turn = now + min(_LONGEST_TURN_SECONDS, self._gate.rate.seconds_to_turn(now))
-        if not self.has_rate:
-            return turn
-        at, look = self.line.next_at(), now + _PROCESS_LOOK_SECONDS
-        if now < self.times.free_at and now < self.keeps_share_until:
-            at = self.times.free_at if at is None else min(at, self.times.free_at)
-        if at is not None and at <= now:  # it has its slot, and waits for a token
-            return max(turn, look)
-        if self.room and not self.is_behind:
-            return at
-        return min(at, look) if self.room and at is not None else look
+    def _lacking(self) -> int:
+        return max(0, min(len(self._line), self.room) - len(self._slots))
 
-    def give_local(self, now: float) -> None:
+    def give_own(self, slots: int, hide: list[Lease], now: float) -> None:
         """Give places of this worker's own, at its share of the rate."""
         self.waiting_since = None
-        asked = self.lacking(now)
-        longest = [seconds for _, seconds in asked]
-        places, self.times = assign(self.times, now, longest, rate=self.share)
-        self.line.give(asked, places)
+        own = assign(self._times, now, slots=slots, returns=len(hide), rate=self.share)
+        self._times = own.times
+        self._slots = sorted([*self._slots, *own.slots])
+        self._to_hide.update(zip(hide, own.returns, strict=True))
 
-    def give_shared(
-        self, asked: list[tuple[Paced, float]], taken: Taken, asked_at: float, now: float
-    ) -> None:
+    def give_shared(self, hide: list[Lease], taken: Taken, asked_at: float, now: float) -> None:
         """Give places that the fleet's store has handed out.
 
         Slots that arrive late begin one by one. All together, with the slots of other workers, they
         would be more calls than agreed.
         """
         self.waiting_since = None
-        then = self._time_here(taken.now, asked_at, now)
-        places = []
-        for place in taken.places:
-            at = then + place.at
-            if place.is_slot:
-                at = max(at, now, self._last_slot + 1 / self.rate)
-                self._last_slot = at
-            places.append(Place(at, place.is_slot))
-        self.line.give(asked, places)
-        if now < self.keeps_share_until:
-            due_at = max(self.times.free_at, asked_at - LATEST_SECONDS)
-            self.times = Times(due_at + len(asked) / self.share)
+        ahead = self._find_store_ahead(taken.now, asked_at, now)
+        for slot in taken.assigned.slots:
+            self._last_slot = max(slot - ahead, now, self._last_slot + 1 / self.rate)
+            self._slots.append(self._last_slot)
+        for lease, at in zip(hide, taken.assigned.returns, strict=True):
+            if lease in self._to_hide:
+                self._to_hide[lease] = at - ahead
+        apart_until, times = taken.apart_until - ahead, taken.assigned.times
+        if now < apart_until and not self.is_apart(now):
+            self._leave(now)
+        if now < apart_until or self.is_away:
+            self.apart_until = apart_until
+            self.workers = max(self.workers, taken.workers)  # not all have asked since it is back
+        else:
+            self.workers, self._told_at = taken.workers, now
+            self._times = Times(times.free_at - ahead, times.back_at - ahead)
+            self.ask_at = max(self._times.free_at - AHEAD_SECONDS, now + _ASK_SECONDS)
 
-    def _time_here(self, there: float, asked_at: float, now: float) -> float:
-        """Return a time of the store's clock by this worker's.
+    def _find_store_ahead(self, there: float, asked_at: float, now: float) -> float:
+        """Return by how much the store's clock is ahead of this worker's.
 
-        It lies between question and answer, which are far apart while a machine is busy. So the
-        difference that an earlier answer has shown holds as long as it can be true.
+        The store's time lies between question and answer, which are far apart while a machine is
+        busy. So the difference that an earlier answer has shown holds as long as it can be true.
         """
         least, most = there - now, there - asked_at
         ahead = (least + most) / 2 if self._store_ahead is None else self._store_ahead
         self._store_ahead = min(max(ahead, least), most)
-        return there - self._store_ahead
+        return self._store_ahead
 
-    def leave_fleet(self, now: float) -> None:
-        """Go on with this worker's own slots, once the last slots of the fleet are used.
+    def note_away(self, now: float) -> None:
+        """Go on with this worker's own slots, because the store does not answer."""
+        if not self.is_away:
+            if now > self._told_at + present_seconds(self.rate):
+                self.workers = max(self.workers, _WORKERS_UNKNOWN)
+            self._leave(now if self.waiting_since is None else self.waiting_since)
+            self.apart_until = math.inf
+        self.ask_at = now + _AWAY_SECONDS
 
-        Other workers have slots, too, and for new messages none that is further away. All begin
-        then, so each leaves out one slot, and keeps in step with its last one of the fleet.
-        """
-        first = (now if self.waiting_since is None else self.waiting_since) + NEW_SECONDS
-        if self._last_slot > -math.inf:
-            steps = 1 + max(1, math.ceil((first - self._last_slot) * self.share))
-            first = self._last_slot + steps / self.share
-        self.times = Times(first)
-        self.keeps_share_until = -math.inf
+    def _leave(self, since: float) -> None:
+        """Begin own slots once the last slots of the fleet are used, not with all other workers."""
+        first = since + AHEAD_SECONDS + self._rng.uniform(0, 1 / self.share)
+        self._times = Times(first, self._times.back_at)
 
-    def rejoin_fleet(self, now: float) -> None:
-        """Go on with the fleet's slots, but not with more than this worker's share of them yet."""
-        unused = self.line.next_at()
-        self.line.take_back()
-        self.times = Times(self.times.free_at if unused is None else unused)
-        self.keeps_share_until = now + _RETURN_SECONDS
+    def rejoin_when_due(self, now: float) -> None:
+        """Take the fleet's slots again when all workers do."""
+        if -math.inf < self.apart_until <= now:
+            self.apart_until, self.ask_at = -math.inf, now
+            self._slots.clear()
+
+    # Messages leave
+
+    def depart(self, now: float) -> list[Callable[[], object]]:
+        """Take out the messages that start now, or are hidden, and return the calls to make."""
+        self._slots = [slot for slot in self._slots if slot >= now - LATEST_SECONDS]
+        known = [(lease, until) for lease, until in self._to_hide.items() if until is not None]
+        actions: list[Callable[[], object]] = [partial(self._hide, *each) for each in known]
+        for lease, _ in known:
+            del self._to_hide[lease]
+        ready = len(self._line)
+        if self.has_rate:
+            ready = min(ready, sum(slot <= now for slot in self._slots))
+        for _ in range(self._gate.turns(ready, now) if ready else 0):
+            lease = next(iter(self._line))
+            start, _ = self._line.pop(lease)
+            lease.has_turn = True
+            if self.has_rate:
+                self._slots.pop(0)
+                self._outstanding.append(lease)
+            actions.append(start)
+        if not self._line:
+            self._slots.clear()
+        return actions
+
+    def next_at(self, now: float) -> float:
+        """Return when messages may start or need slots."""
+        turn = now + min(_LONGEST_TURN_SECONDS, self._gate.rate.seconds_to_turn(now))
+        if not self.has_rate:
+            return turn
+        times: list[float] = []
+        if self._slots:  # a due slot waits for a token
+            times.append(self._slots[0] if self._slots[0] > now else turn)
+        if self._lacking() == 0:
+            times += [now + _PROCESS_LOOK_SECONDS] if self._outstanding else []
+        elif self.is_apart(now):
+            times.append(self._times.free_at - AHEAD_SECONDS)
+        elif self.waiting_since is None:
+            times.append(self.ask_at)
+        if self.fleet is not None and self.is_apart(now):
+            times.append(self.ask_at if self.is_away else self.apart_until)
+        return min(times, default=math.inf)
 
 
 class Pacer:
@@ -278,10 +295,10 @@ class Pacer:
         self._answered_at = -math.inf
         self._is_stopping = False
 
-    def join(self, pace: Pace, paced: Paced, longest: float) -> None:
-        """Put a message in line, to wait for ``longest`` seconds at most. Does not block."""
+    def join(self, pace: Pace, lease: Lease, start: Callable[[], object], longest: float) -> None:
+        """Put a message in line: see :meth:`Pace.join`. Does not block."""
         with self._lock:
-            pace.line.join(paced, longest)
+            pace.join(lease, start, longest)
             self._busy[pace] = None
             self._start_threads()
             self._changed.notify()
@@ -311,7 +328,7 @@ class Pacer:
     def _start_threads(self) -> None:
         if self._is_stopping:
             return
-        wanted = (("sqs-pace", self._pace), ("sqs-slots", self._ask))
+        wanted = (("sqs-pace", self._pace), ("sqs-slots", self._ask_stores))
         for name, run in wanted[len(self._threads) :]:
             thread = start_daemon(name, run)
             if thread is None:
@@ -326,9 +343,10 @@ class Pacer:
             with self._lock:
                 if self._is_stopping:
                     return
-                actions = self.step(self._clock())
+                now = self._clock()
+                actions = self.step(now)
                 if not actions:
-                    self._changed.wait(self._pause())
+                    self._changed.wait(self._pause(now))
                     continue
             for action in actions:
                 try:
@@ -342,13 +360,9 @@ class Pacer:
         actions: list[Callable[[], object]] = []
         with self._lock:
             for pace in list(self._busy):
-                pace.note_begun()
                 self._see_to_slots(pace, now)
-                departure = pace.depart(now)
-                self._see_to_slots(pace, now)  # of messages that have missed theirs
-                actions += [functools.partial(paced.start, at) for paced, at in departure.start]
-                actions += [functools.partial(paced.hide, until) for paced, until in departure.hide]
-                if not len(pace.line):
+                actions += pace.depart(now)
+                if not len(pace):
                     del self._busy[pace]
             if now >= self._look_at:
                 self._look_at = now + _AFTER_FAULT_SECONDS
@@ -362,19 +376,21 @@ class Pacer:
                 self._look_at = math.inf if seconds is None else self._clock() + seconds
 
     def _see_to_slots(self, pace: Pace, now: float) -> None:
-        if not pace.lacking(now):
+        pace.rejoin_when_due(now)
+        slots, hide = pace.wanted(now)
+        needs_any = slots or hide
+        if not needs_any:
             pace.waiting_since = None
-            return
-        if pace.fleet is None:
-            pace.give_local(now)
-            return
-        if pace.waiting_since is None:
-            pace.waiting_since = now
-        elif now >= self._patience_ends(pace.waiting_since):
-            self._note_away(pace, now, "no answer")
-        if pace.away_until is not None:
-            pace.give_local(now)
-        if pace.away_until is None or now >= pace.away_until:
+        elif not pace.is_apart(now) and (hide or now >= pace.ask_at):
+            if pace.waiting_since is None:
+                pace.waiting_since = now
+            elif now >= self._patience_ends(pace.waiting_since):
+                self._note_away(pace, now, "no answer")
+            self._to_ask[pace] = None
+            self._wanted.notify()
+        if needs_any and pace.is_apart(now):
+            pace.give_own(slots, hide, now)
+        if pace.is_away and now >= pace.ask_at:
             self._to_ask[pace] = None
             self._wanted.notify()
 
@@ -386,23 +402,21 @@ class Pacer:
         silent_since = max(waiting_since, self._answered_at)
         return min(silent_since + _PATIENCE_SECONDS, waiting_since + _LONGEST_PATIENCE_SECONDS)
 
-    def _pause(self) -> float | None:
+    def _pause(self, now: float) -> float | None:
         """Return the seconds until a message may start, or a store's answer is overdue."""
-        now = self._clock()
-        times = [self._look_at] if self._look_at < math.inf else []
-        times += [at for pace in self._busy if (at := pace.next_at(now)) is not None]
+        times = [self._look_at, *(pace.next_at(now) for pace in self._busy)]
         times += [
             self._patience_ends(pace.waiting_since)
             for pace in self._busy
             if pace.waiting_since is not None
         ]
-        if not times:
+        if min(times) == math.inf:
             return None
         return min(max(0.0, min(times) - now), _LONGEST_PAUSE_SECONDS) + 0.001
 
     # The other: slots are taken
 
-    def _ask(self) -> None:
+    def _ask_stores(self) -> None:
         while True:
             with self._lock:
                 if self._is_stopping:
@@ -412,21 +426,20 @@ class Pacer:
                     continue
                 pace = next(iter(self._to_ask))
                 del self._to_ask[pace]
-                asked = pace.lacking(self._clock())
-                if pace.away_until is not None:
-                    if self._clock() < pace.away_until:
-                        continue
-                    asked = []  # ask whether it is back
-                elif not asked:
-                    continue
-            self.ask(pace, asked)
+            self.ask(pace)
 
-    def ask(self, pace: Pace, asked: list[tuple[Paced, float]]) -> None:
-        """Ask a line's store for places, and give them."""
+    def ask(self, pace: Pace) -> None:
+        """Ask a line's store for places, and give them. Blocks."""
         assert pace.fleet is not None
-        asked_at = self._clock()
+        with self._lock:
+            asked_at, is_back = self._clock(), pace.is_away
+            slots, hide = (0, []) if is_back else pace.wanted(asked_at)
+            is_early = asked_at < pace.ask_at and not hide
+            is_idle = not is_back and (pace.is_apart(asked_at) or not (slots or hide))
+        if is_early or is_idle:
+            return
         try:
-            taken = pace.fleet.take([longest for _, longest in asked])
+            taken = pace.fleet.take(slots, len(hide), is_back=is_back)
         except Exception as exc:  # noqa: BLE001  # of any library: the message must not wait for it
             with self._lock:
                 self._note_away(pace, self._clock(), type(exc).__name__)
@@ -434,24 +447,20 @@ class Pacer:
             return
         with self._lock:
             now = self._answered_at = self._clock()
-            pace.workers, pace.told_at = max(1, taken.workers), now
-            if pace.away_until is None:
-                pace.give_shared(asked, taken, asked_at, now)
-            elif now - asked_at > _PATIENCE_SECONDS:  # the next message would wait in vain too
+            if now - asked_at > _PATIENCE_SECONDS or pace.is_away is not is_back:
                 self._note_away(pace, now, "a late answer")
-            else:  # the messages have places of this worker's own
-                pace.away_until = None
-                pace.rejoin_fleet(now)
-                logger.info(
-                    "sqs_backoff.rate_shared_again: %s: the store answers", printable(pace.name)
-                )
+            else:
+                pace.give_shared(hide, taken, asked_at, now)
+                if is_back:
+                    logger.info(
+                        "sqs_backoff.rate_shared_again: %s: the store answers", printable(pace.name)
+                    )
             self._changed.notify()
 
     def _note_away(self, pace: Pace, now: float, why: str) -> None:
-        if pace.away_until is None:
-            if now > pace.told_at + present_seconds(pace.rate):
-                pace.workers = max(pace.workers, _WORKERS_UNKNOWN)
-            pace.leave_fleet(now)
+        was_away = pace.is_away
+        pace.note_away(now)
+        if not was_away:
             logger.warning(
                 "sqs_backoff.rate_store_away: %s: %s; this worker makes 1/%d of the agreed rate"
                 " until the store answers",
@@ -459,4 +468,3 @@ class Pacer:
                 printable(why),
                 pace.workers,
             )
-        pace.away_until = now + _AWAY_SECONDS

@@ -30,8 +30,8 @@ from ..observe.events import (
     WorkerEvent,
 )
 from ..provider.fleet import FleetSlots
-from ..provider.gate import MANY_FAILURES, Message, ProviderGate, State
-from ..provider.rate import HEADROOM, LATEST_SECONDS, longest_wait
+from ..provider.gate import MANY_FAILURES, Look, Message, ProviderGate, State
+from ..provider.rate import HEADROOM, NEW_SECONDS, RETURNED_SECONDS
 from ..provider.settings import Provider
 from ..provider.tenant import digest_of, tenant_of
 from ..retry.budget import longest_hold, tolerant
@@ -43,7 +43,7 @@ from ..store.settings import is_store_shared, records_of
 from ..text import printable
 from .keeper import Keeper
 from .lease import Lease
-from .pacing import Pace, Paced, Pacer
+from .pacing import Pace, Pacer
 
 logger = get_logger(__name__)
 
@@ -79,53 +79,83 @@ class Gate:
         self.core = ProviderGate(
             owner.rng, failures=provider.failures, probe_interval=provider.probe_interval
         )
-        self.pace = Pace(provider.name, provider.rate, fleet, self.core)
+        self.pace = Pace(provider.name, provider.rate, fleet, self.core, self.hide_until, owner.rng)
         self._recalled, self._told_at = 0, 0.0
 
-    def hides(self, lease: Lease, options: Options) -> bool:
-        """Hide a message that has come due without running it, if the provider says so.
+    def keeps_back(
+        self, lease: Lease, options: Options, start: Callable[[], object] | None = None
+    ) -> bool:
+        """Return whether a message that has come due does not start now.
 
-        Also true if it was lost meanwhile.
+        It is hidden while the provider is down. It waits here for a slot at the agreed rate, and
+        for its turn while the provider recovers. Also true if it was lost meanwhile.
 
-        It runs a message at the last receive that the queue allows, because SQS would move it at
-        the next one. It also runs a message without time left, see ``retry.budget``.
+        A message at the last receive that the queue allows is not hidden, because SQS would move it
+        at the next one. Nor is a message without time left, see ``retry.budget``.
+
+        Arguments:
+            start: called at its turn. ``None``: its turn has come, and its task begins.
         """
-        delivery, now = lease.delivery, self._owner.clock()
+        now = self._owner.clock()
         with self._owner.lock:
-            if self.core.probe == delivery.message_id:
-                lease.slot_at = math.inf  # a probe needs no slot
-            has_turn = lease.slot_at is not None or self.core.state is State.CLOSED
-            if has_turn and self.core.begins(delivery.message_id, now):
+            if self.core.probe == lease.message_id:
+                lease.has_turn = True  # a probe needs no slot
+            is_well, needs_slot = self.core.state is State.CLOSED, self.pace.has_rate
+            can_begin = lease.has_turn or (is_well and not needs_slot) or start is None
+            if can_begin and self.core.begins(lease.message_id, now):
                 return False
+        look = Look(waits=True) if is_well else self._look_at(lease, options, now)
+        if lease.is_settled():
+            self.not_begun(lease)  # it may be a probe that was lost while the gate decided
+            return True
+        if start is None or lease.has_turn or not (look.waits or needs_slot):
+            return False
+        longest = math.inf
+        if not lease.delivery.is_last_before_sqs_moves_it and _longest_hold(lease, options) > 0:
+            longest = RETURNED_SECONDS if lease.delivery.receive_count > 1 else NEW_SECONDS
+        if not look.waits:
+            with self._owner.lock:
+                self.core.ended(lease.message_id, None, now)  # it waits for its slot first
+        # In a worker whose tasks do not begin it waits for a process rather than for a slot.
+        lease.keeps_place = self.pace.is_full
+        self._owner.pacer.join(self.pace, lease, start, longest)
+        return True
+
+    def _look_at(self, lease: Lease, options: Options, now: float) -> Look:
+        """Let the gate decide about a message, and hide it if it says so."""
         message = self._message(lease, options)
         with self._owner.lock:
             # With an agreed rate it takes its token when it has its slot.
             waiting = max(self.in_line, int(self.pace.has_rate))
             look = self.core.arrived(message, now, waiting=waiting)
-            lease.awaits_turn = look.waits
             if look.is_probe:
                 self._owner.tell(ProviderProbed(provider=self.provider.name, tenant=self.tenant))
-                lease.slot_at = math.inf
+                lease.has_turn = True
                 self._replace_if_not_run(lease)
         self._owner.tell_now()
         if look.hide_seconds is not None:
             lease.recall = look.recall
-            seconds = visibility_delay(look.hide_seconds, delivery, now=time.time())
+            seconds = visibility_delay(look.hide_seconds, lease.delivery, now=time.time())
             lease.give_back(until=now + seconds, was_due=True)
-        if not lease.is_settled():
-            return False
-        self.not_begun(lease)  # it may be a probe that was lost while the gate decided
-        return True
+        return look
+
+    def hide_until(self, lease: Lease, until: float) -> None:
+        """Hide a message whose slot is far.
+
+        SQS hides for whole seconds. A message that is back early waits for its slot. A late one
+        would miss it, and the slot is lost if all other messages are hidden too.
+        """
+        assert lease.options is not None
+        now = self._owner.clock()
+        seconds = min(math.floor(until - now), max(1.0, _longest_hold(lease, lease.options)))
+        lease.give_back(until=now + visibility_delay(seconds, lease.delivery, now=time.time()))
 
     def lets_begin(self, lease: Lease, options: Options) -> bool:
         """Ask again about a message that was let pass, now that there is a process for it.
 
         Without this each message that waits for one would run while the provider is down.
         """
-        with self._owner.lock:
-            if self.core.begins(lease.delivery.message_id, self._owner.clock()):
-                return True
-        return not self.hides(lease, options)
+        return not self.keeps_back(lease, options)
 
     def _message(self, lease: Lease, options: Options) -> Message:
         """Describe a message. Not under the lock, because it asks the user's policy."""
@@ -168,57 +198,6 @@ class Gate:
             if self.core.probe == lease.delivery.message_id:
                 self.core.ended(lease.delivery.message_id, None, self._owner.clock())
                 self._owner.look_again(self)
-
-    def waits(self, lease: Lease, options: Options, start: Callable[[], object]) -> bool:
-        """Put a message that may run in the provider's line, if it has one.
-
-        There it waits for a slot at the agreed rate, and for its turn while the provider recovers.
-
-        Returns:
-            ``False`` if it needs no slot, or has one, so that it starts now. Otherwise ``start``
-            is called at its slot, or the message is hidden until slots are near again.
-        """
-        awaits_turn = lease.awaits_turn
-        was_late = _is_too_late(lease, self._owner.clock())
-        if not awaits_turn:
-            has_slot = lease.slot_at is not None and not was_late
-            if not self.pace.has_rate or has_slot:
-                return False
-            with self._owner.lock:
-                self.core.ended(lease.delivery.message_id, None, self._owner.clock())
-        lease.slot_at, lease.awaits_turn = None, False
-
-        def give_slot(slot: float) -> None:
-            # Where others' tasks block Celery's loop it would be too late for ever: once is enough.
-            lease.slot_at = math.inf if was_late else slot
-            lease.keeps_place = False
-            start()
-
-        def hide(until: float) -> None:
-            # SQS hides for whole seconds. A message that is back early waits for its slot. A late
-            # one would miss it, and the slot is lost if all other messages are hidden too.
-            now = self._owner.clock()
-            seconds = min(math.floor(until - now), max(1.0, _longest_hold(lease, options)))
-            delay = visibility_delay(seconds, lease.delivery, now=time.time())
-            lease.give_back(until=now + delay)
-
-        has_time = _longest_hold(lease, options) > 0
-        longest = math.inf
-        if has_time and not was_late:
-            longest = longest_wait(
-                is_returned=lease.delivery.receive_count > 1,
-                must_stay=lease.delivery.is_last_before_sqs_moves_it,
-            )
-        # In a worker that is behind it waits for a process rather than for a slot.
-        lease.keeps_place = self.pace.is_behind
-        paced = Paced(
-            give_slot,
-            hide,
-            lease.is_settled,
-            lambda: lease.slot_at is not None and not lease.is_settled(),
-        )
-        self._owner.pacer.join(self.pace, paced, longest)
-        return True
 
     def ended(self, lease: Lease, ended: RunEnd) -> None:
         """Note how a run ended.
@@ -312,7 +291,7 @@ class Gate:
     @property
     def in_line(self) -> int:
         """Messages that wait here for a slot at its rate, or for their turn."""
-        return len(self.pace.line)
+        return len(self.pace)
 
 
 class Gates:
@@ -428,14 +407,6 @@ class Gates:
         if gate.core.state is not State.CLOSED:
             self.pacer.look_soon()
 
-    def fault(self) -> str | None:
-        """Return which thread has died, for the heartbeat, or ``None``."""
-        return self.pacer.fault()
-
-    def stop(self) -> None:
-        """Stop starting messages and bringing them forward."""
-        self.pacer.stop()
-
     # Messages are brought forward
 
     def recall(self) -> float | None:
@@ -519,11 +490,6 @@ def _tenant(key: str, task: Any, payload: Any) -> str:
     if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
         return ""
     return tenant_of(key, task.run, args, kwargs)
-
-
-def _is_too_late(lease: Lease, now: float) -> bool:
-    """Return whether Celery's loop is so late that calls would begin closer than agreed."""
-    return lease.slot_at is not None and now - lease.slot_at > LATEST_SECONDS
 
 
 def _longest_hold(lease: Lease, options: Options) -> float:

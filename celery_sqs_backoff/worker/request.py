@@ -130,7 +130,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             if begins_now and not may_begin(self):
                 self.lease.release()  # if it was lost: its run will not begin
                 raise SettledBeforeRun
-            self.lease.slot_at = None  # it is used
+            self.lease.has_turn = False  # it is used
             super().on_accepted(pid, time_accepted)
         except SettledBeforeRun:
             raise

@@ -62,7 +62,7 @@ class Scene:
         self.now, self.port = 1000.0, Port()
         self.keeper = Keeper(linger_seconds=0, clock=lambda: self.now, rng=Random(1))
         self.gates = Gates(self.keeper, room=lambda: room, rng=Random(1))
-        self.gates.stop()
+        self.gates.pacer.stop()
         self.seen: list[WorkerEvent] = []
         self.keeper.events.subscribe(self.seen.append)
         self.options = Options(**{"provider": Provider("mail"), **options})
@@ -83,12 +83,13 @@ class Scene:
             keeper=self.keeper,
             free=lambda: None,
         )
+        lease.options = self.options
         self.keeper.hold(lease)
         return lease
 
     def run(self, name: str, ended: RunEnd) -> None:
         lease = self.lease(name)
-        assert not self.gate.hides(lease, self.options)
+        assert self.gate.lets_begin(lease, self.options)
         self.gate.ended(lease, ended)
         lease.done()
         self.make_calls()
@@ -112,7 +113,7 @@ class Scene:
 
     def hide(self, name: str, **facts: Any) -> float:
         lease = self.lease(name, **facts)
-        assert self.gate.hides(lease, self.options)
+        assert self.gate.keeps_back(lease, self.options, list)
         self.make_calls()
         return lease.due_at - self.now
 
@@ -297,7 +298,7 @@ def test_a_hidden_message_holds_neither_its_body_nor_its_request() -> None:
     scene.outage()
     lease = scene.lease("m")
     lease.on_lost = lambda: None
-    assert scene.gate.hides(lease, scene.options)
+    assert scene.gate.keeps_back(lease, scene.options, list)
     scene.make_calls()
     assert (lease.body, lease.on_lost) == ("", None)
 
@@ -426,7 +427,7 @@ def test_the_last_receive_that_the_queue_allows_runs() -> None:
     scene = Scene()
     scene.outage()
     lease = scene.lease("m", receive_count=5, max_receive_count=5)
-    assert not scene.gate.hides(lease, scene.options)
+    assert not scene.gate.keeps_back(lease, scene.options, list)
 
 
 def test_a_gate_hides_all_while_it_is_open_and_no_probe_is_due() -> None:
@@ -443,7 +444,7 @@ def test_a_message_whose_retry_for_is_over_is_left_to_be_given_up() -> None:
     scene = Scene(retry_for=60.0)
     scene.outage()
     lease = scene.lease("m", first_received_at=0.0, sent_at=0.0)
-    assert not scene.gate.hides(lease, scene.options)
+    assert not scene.gate.keeps_back(lease, scene.options, list)
 
 
 def test_a_hidden_message_comes_back_before_the_end_of_retry_for_and_runs() -> None:
@@ -453,9 +454,9 @@ def test_a_hidden_message_comes_back_before_the_end_of_retry_for_and_runs() -> N
     now = time.time()
     assert scene.hide("m") <= 540 + 1
     late = scene.lease("late", first_received_at=now - 541.0, sent_at=now - 541.0)
-    assert not scene.gate.hides(late, scene.options)
+    assert not scene.gate.keeps_back(late, scene.options, list)
     early = scene.lease("early", first_received_at=now - 539.0, sent_at=now - 539.0)
-    assert scene.gate.hides(early, scene.options)
+    assert scene.gate.keeps_back(early, scene.options, list)
 
 
 def test_a_message_that_sqs_is_about_to_delete_runs() -> None:
@@ -464,9 +465,9 @@ def test_a_message_that_sqs_is_about_to_delete_runs() -> None:
     scene.outage()
     sent_at = time.time() - 3600.0
     lease = scene.lease("m", sent_at=sent_at, retention_seconds=3600 + 299)
-    assert not scene.gate.hides(lease, scene.options)
+    assert not scene.gate.keeps_back(lease, scene.options, list)
     lease = scene.lease("m again", sent_at=sent_at, retention_seconds=3600 + 320)
-    assert scene.gate.hides(lease, scene.options)
+    assert scene.gate.keeps_back(lease, scene.options, list)
     assert lease.due_at - scene.now <= 20
 
 
@@ -515,8 +516,7 @@ def paced(scene: Scene, name: str, **facts: Any) -> tuple[Any, list[str]]:
     """A message in line for a slot, and where it notes that it started."""
     lease = scene.lease(name, **facts)
     started: list[str] = []
-    assert not scene.gate.hides(lease, scene.options)
-    assert scene.gate.waits(lease, scene.options, lambda: started.append(name))
+    assert scene.gate.keeps_back(lease, scene.options, lambda: started.append(name))
     return lease, started
 
 
@@ -530,42 +530,14 @@ def test_messages_of_a_provider_with_a_rate_start_at_their_slots() -> None:
     first, second = paced(scene, "a"), paced(scene, "b")
     step(scene)
     assert (first[1], second[1]) == (["a"], [])
-    first[0].slot_at = None  # its task has begun
+    first[0].has_turn = False  # its task has begun
     scene.now += 1.06
     step(scene)
     assert second[1] == ["b"]
-    assert not scene.gate.waits(second[0], scene.options, list), "it has its slot"
-    assert not scene.gate.hides(second[0], scene.options)
+    assert not scene.gate.keeps_back(second[0], scene.options, list)
 
 
-def test_a_message_is_too_late_for_its_slot_once() -> None:
-    """Else a loop that others' tasks block (solo, gevent) would never let it start.
-
-    A loop that is slow for a moment does not make a second fuller than agreed.
-    """
-    scene = Scene(provider=Provider("mail", rate="1/m"))
-    begun = []
-    lease = scene.lease("a")
-
-    def start() -> None:
-        scene.now += 0.15
-        if not scene.gate.waits(lease, scene.options, start):
-            begun.append(scene.now)
-
-    assert scene.gate.waits(lease, scene.options, start)
-    step(scene)
-    assert (begun, lease.slot_at) == ([], None)
-    step(scene)
-    scene.now += 62.0
-    step(scene)
-    assert (begun, lease.is_settled()) == ([], False), "it waits here however far its slot is"
-    scene.now += 1.05
-    step(scene)
-    assert len(begun) == 1
-    assert not scene.gate.waits(lease, scene.options, list)
-
-
-@pytest.mark.parametrize("how", ["begins", "is settled", "waits for its turn", "is hidden"])
+@pytest.mark.parametrize("how", ["begins", "is settled", "is hidden"])
 def test_a_message_that_gives_up_its_slot_makes_room_for_the_next(how: str) -> None:
     """Else no message of its provider would start in this worker any more."""
     scene = Scene(provider=Provider("mail", rate=1.0))
@@ -574,33 +546,17 @@ def test_a_message_that_gives_up_its_slot_makes_room_for_the_next(how: str) -> N
         step(scene)
         scene.now += 2.0
     assert (first[1], second[1]) == (["a"], []), "one second's slots"
-    assert scene.gate.pace is not None
-    assert scene.gate.pace.is_behind
     if how == "begins":
-        first[0].slot_at = None
+        first[0].has_turn = False
     elif how == "is settled":
         first[0].give_back(until=1.0)
-    elif how == "is hidden":
-        scene.outage()
-        assert scene.gate.hides(first[0], scene.options)
     else:
-        first[0].awaits_turn = True
-        assert scene.gate.waits(first[0], scene.options, list)
+        scene.outage()
+        assert scene.gate.keeps_back(first[0], scene.options, list)
     step(scene)
     scene.now += 1.1
     step(scene)
     assert second[1] == ["b"]
-
-
-def test_a_message_in_line_takes_up_room_in_a_worker_that_waits_for_processes() -> None:
-    """Else it would take in the whole queue, while other workers are free."""
-    scene = Scene(provider=Provider("mail", rate=1.0))
-    before = [paced(scene, name)[0] for name in "ab"]
-    for _ in range(3):
-        step(scene)
-        scene.now += 2.0
-    assert not any(lease.keeps_place for lease in before)
-    assert paced(scene, "c")[0].keeps_place
 
 
 def test_what_waits_for_a_provider_is_counted() -> None:
@@ -631,7 +587,7 @@ def test_no_message_is_hidden_for_its_slot_on_its_last_receive() -> None:
     first, _ = paced(scene, "m0")
     last, started = paced(scene, "m1", receive_count=5, max_receive_count=5)
     step(scene)
-    first.slot_at = None  # its task has begun
+    first.has_turn = False  # its task has begun
     assert not last.is_settled()
     scene.now += 63.2
     step(scene)
@@ -675,7 +631,7 @@ def test_a_message_starts_at_the_slower_of_what_is_agreed_and_what_the_provider_
         scene.now += 0.05
     for lease, started in line:
         if started:
-            lease.slot_at = None  # its task has begun
+            lease.has_turn = False  # its task has begun
     assert sum(len(started) for _, started in line) == starts
 
 
@@ -691,9 +647,9 @@ def test_a_message_with_a_slot_is_hidden_if_the_provider_has_gone_down_meanwhile
     scene = Scene(provider=Provider("mail", rate=1000.0))
     lease, _ = paced(scene, "late")
     step(scene)
-    assert lease.slot_at is not None
+    assert lease.has_turn
     scene.outage()
-    assert scene.gate.hides(lease, scene.options)
+    assert scene.gate.keeps_back(lease, scene.options, list)
 
 
 def test_a_probe_needs_no_slot() -> None:
@@ -703,8 +659,7 @@ def test_a_probe_needs_no_slot() -> None:
         scene.gate.ended(lease, RunEnd(End.RAISED, Hide(3.0), Reply.FAILED))
     scene.now += 100.0
     probe = scene.lease("probe")
-    assert not scene.gate.hides(probe, scene.options)
-    assert not scene.gate.waits(probe, scene.options, list)
+    assert not scene.gate.keeps_back(probe, scene.options, list)
 
 
 @pytest.mark.parametrize("rate", [None, "1/h"])
@@ -715,11 +670,10 @@ def test_a_probe_that_waits_in_celery_runs_when_it_starts(rate: str | None) -> N
         scene.gate.ended(scene.lease(f"m{i}"), RunEnd(End.RAISED, Hide(3.0), Reply.FAILED))
     scene.now += 10.0
     probe = scene.lease("probe", receive_count=2)
-    assert not scene.gate.hides(probe, scene.options)
-    probe.slot_at = None  # as it does not start yet
+    assert not scene.gate.keeps_back(probe, scene.options, list)
+    probe.has_turn = False  # as it does not start yet
     scene.now += 5.0
-    assert not scene.gate.hides(probe, scene.options)
-    assert not scene.gate.waits(probe, scene.options, list)
+    assert not scene.gate.keeps_back(probe, scene.options, list)
 
 
 def test_what_happens_to_a_provider_is_on_the_stream() -> None:
@@ -875,7 +829,7 @@ def test_a_machine_without_threads_keeps_no_message_from_being_settled(
     with gates.lock:
         gates.look_again(gate)
     assert gates.pacer._threads != []
-    gates.stop()
+    gates.pacer.stop()
     for thread in gates.pacer._threads:
         thread.join(10)
 
@@ -886,10 +840,12 @@ def test_a_probe_that_ends_before_its_run_is_replaced() -> None:
     scene.outage()
     scene.now += 200.0
     probe = scene.lease("probe")
-    assert not scene.gate.hides(probe, scene.options)
+    assert not scene.gate.keeps_back(probe, scene.options, list)
     probe.free()
     scene.now += 200.0
-    assert not scene.gate.hides(scene.lease("next"), scene.options), "it is the probe now"
+    assert not scene.gate.keeps_back(scene.lease("next"), scene.options, list), (
+        "it is the probe now"
+    )
 
 
 @pytest.mark.parametrize("when", ["is asked", "waits for a thread"])
@@ -909,9 +865,9 @@ def test_a_probe_that_is_lost_before_its_run_is_replaced(
 
     if when == "is asked":
         monkeypatch.setattr(scene.gate.core, "arrived", lose)
-        assert scene.gate.hides(probe, scene.options)
+        assert scene.gate.keeps_back(probe, scene.options, list)
     else:
-        assert not scene.gate.hides(probe, scene.options)
+        assert not scene.gate.keeps_back(probe, scene.options, list)
         probe.handed_to_pool = lambda: True
         probe.lose()
         scene.gate.not_begun(probe)
@@ -923,7 +879,7 @@ def test_a_message_that_is_lost_while_its_gate_decides_does_not_begin(
 ) -> None:
     scene = Scene()
     lease = scene.lease("m")
-    assert not scene.gate.hides(lease, scene.options)
+    assert not scene.gate.keeps_back(lease, scene.options, list)
     scene.outage()
     arrived = scene.gate.core.arrived
 
@@ -940,7 +896,7 @@ def test_a_probe_that_runs_on_after_its_message_was_lost_is_waited_for() -> None
     scene.outage()
     scene.now += 200.0
     probe = scene.lease("probe")
-    assert not scene.gate.hides(probe, scene.options)
+    assert not scene.gate.keeps_back(probe, scene.options, list)
     probe.handed_to_pool = lambda: True
     probe.free()
     assert scene.gate.core.state is State.OPEN

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import threading
-import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
 import pytest
 import redis
 
-from celery_sqs_backoff.provider.fleet import FleetSlots, Taken, advance, present_seconds
+from celery_sqs_backoff.provider.fleet import (
+    APART_SECONDS,
+    FleetSlots,
+    Taken,
+    advance,
+    present_seconds,
+)
 from celery_sqs_backoff.provider.rate import Times, assign
 from celery_sqs_backoff.safe import StoreUnavailable
 from celery_sqs_backoff.store.memory import MemoryStore
@@ -63,16 +68,11 @@ def fleet(store: Any) -> Iterator[Fleet]:
 
 def wait(taken: Taken) -> float:
     """Seconds until the first slot."""
-    assert all(place.is_slot for place in taken.places)
-    return taken.places[0].at
+    return taken.assigned.slots[0] - taken.now
 
 
 def test_workers_get_different_slots_at_one_rate(fleet: Fleet) -> None:
-    first, second, third = (
-        fleet("a").take([9.0] * 3),
-        fleet("b").take([9.0] * 2),
-        fleet("a").take([9.0]),
-    )
+    first, second, third = fleet("a").take(3), fleet("b").take(2), fleet("a").take(1)
     assert wait(first) == pytest.approx(0.0, abs=0.05)
     assert wait(second) == pytest.approx(0.3, abs=0.1)
     assert wait(third) == pytest.approx(0.5, abs=0.1)
@@ -80,43 +80,51 @@ def test_workers_get_different_slots_at_one_rate(fleet: Fleet) -> None:
 
 
 def test_every_store_assigns_as_the_arithmetic_does(fleet: Fleet) -> None:
-    longest = [1.0, 5.0, 0.05, math.inf, 0.1, 0.2, 5.0, 0.0, 0.0]
-    taken = fleet("a").take(longest).places
-    expected, _ = assign(Times(), 0.0, longest, rate=10.0)
-    assert [place.is_slot for place in taken] == [place.is_slot for place in expected]
-    assert [place.at for place in taken] == pytest.approx(
-        [place.at for place in expected], abs=0.08
-    )
+    worker, times, began = fleet("a"), Times(), 0.0
+    for slots, returns in ((3, 0), (0, 2), (99, 3), (1, 1)):
+        taken = worker.take(slots, returns)
+        began = began or taken.now
+        expected = assign(times, 0.0, slots=slots, returns=returns, rate=10.0)
+        times, found = expected.times, taken.assigned
+        assert [at - began for at in found.slots] == pytest.approx(expected.slots, abs=0.08)
+        assert [at - began for at in found.returns] == pytest.approx(expected.returns, abs=0.08)
 
 
-def test_a_worker_without_messages_only_says_that_it_is_there(fleet: Fleet) -> None:
-    assert fleet("a").take([]) == Taken([], 1)
-    assert fleet("b").take([1.0]).workers == 2
+def test_a_worker_that_is_back_lets_all_keep_to_their_shares(fleet: Fleet) -> None:
+    """The others may still make their shares of the rate: slots would come on top."""
+    first, second = fleet("a"), fleet("b")
+    assert second.take(1).apart_until <= second.take(1).now
+    back = first.take(0, is_back=True)
+    assert back.apart_until - back.now == pytest.approx(APART_SECONDS, abs=0.01)
+    told = second.take(5, 1)
+    assert (told.assigned.slots, len(told.assigned.returns)) == ([], 1)
+    assert told.apart_until == pytest.approx(back.apart_until, abs=0.01)
+    later = second.take(0, is_back=True)
+    assert later.apart_until == pytest.approx(back.apart_until, abs=0.01), "not once more"
 
 
 def test_providers_and_tenants_do_not_share_slots(fleet: Fleet) -> None:
-    fleet("a").take([99.0] * 100)
-    assert wait(fleet("a", name=("mail", "tenant")).take([1.0])) < 1
-    assert wait(fleet("a", name=("sms",)).take([1.0])) < 1
+    fleet("a").take(9)
+    assert wait(fleet("a", name=("mail", "tenant")).take(1)) < 0.5
+    assert wait(fleet("a", name=("sms",)).take(1)) < 0.5
 
 
 def test_a_fleet_of_threads_takes_each_slot_once(fleet: Fleet) -> None:
-    """600 slots at 1,000/s end 0.6 s after the first, whoever took them."""
     workers = [fleet(str(n), rate=1000.0) for n in range(6)]
-    began = time.monotonic()
-    ends: list[float] = []
+    slots: list[float] = []
 
     def take(worker: FleetSlots) -> None:
         for _ in range(10):
-            places = worker.take([99.0] * 10).places
-            ends.append(time.monotonic() + places[-1].at)
+            slots.extend(worker.take(10).assigned.slots)
 
     threads = [threading.Thread(target=take, args=(worker,)) for worker in workers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert max(ends) - began >= 0.58
+    slots.sort()
+    assert len(slots) == 600
+    assert min(later - earlier for earlier, later in pairwise(slots)) >= 0.0009
 
 
 @pytest.mark.redis
@@ -128,8 +136,8 @@ def test_redis_is_asked_once_for_all_slots() -> None:
         rate=50.0,
         worker="a",
     )
-    slots.take([1.0])
-    slots.take([1.0] * 8)
+    slots.take(1)
+    slots.take(8)
     assert store.calls == 2
 
 
@@ -144,9 +152,9 @@ def test_other_stores_take_one_write_while_nobody_else_is_faster() -> None:
     records = Records(store, namespace=uuid4().hex)  # type: ignore[arg-type]
     first, second = (FleetSlots(records, ("mail",), rate=50.0, worker=name) for name in "ab")
     for _ in range(5):
-        first.take([1.0] * 3)
+        first.take(3)
     assert store.calls == 5
-    second.take([1.0])
+    second.take(1)
     assert store.calls <= 5 + 3
 
 
@@ -164,8 +172,8 @@ def test_a_worker_whose_clock_is_a_minute_off_takes_its_slots_like_the_others(sk
     waits = []
     for _ in range(300):
         for worker in (right, wrong):
-            waits.append(worker.take([5.0]).places[0].at)
-        clock[0] += 0.2
+            waits.append(wait(worker.take(1)))
+        clock[0] += 0.25
     assert max(waits[2:]) < 0.5, "from when each has read the other's time"
     assert min(waits[-100:]) >= 0
 
@@ -176,15 +184,15 @@ def test_who_is_never_fast_enough_gives_up() -> None:
             return False
 
     records = Records(Contended(), namespace="x")
-    FleetSlots(records, ("mail",), rate=1.0, worker="a").take([1.0])
+    FleetSlots(records, ("mail",), rate=1.0, worker="a").take(1)
     with pytest.raises(StoreUnavailable):
-        FleetSlots(records, ("mail",), rate=1.0, worker="b").take([1.0])
+        FleetSlots(records, ("mail",), rate=1.0, worker="b").take(1)
 
 
 def test_workers_that_have_gone_do_not_count() -> None:
-    record, _, workers = advance(None, "a", [1.0], 10.0, 1000.0)
-    assert workers == 1
-    record, _, workers = advance(record, "b", [1.0], 10.0, 1001.0)
-    assert workers == 2
-    _, _, workers = advance(record, "b", [1.0], 10.0, 1002.0 + present_seconds(10.0))
-    assert workers == 1
+    record, taken = advance(None, "a", 1, rate=10.0, now=1000.0)
+    assert taken.workers == 1
+    record, taken = advance(record, "b", 1, rate=10.0, now=1001.0)
+    assert taken.workers == 2
+    _, taken = advance(record, "b", 1, rate=10.0, now=1002.0 + present_seconds(10.0))
+    assert taken.workers == 1

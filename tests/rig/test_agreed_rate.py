@@ -1,0 +1,165 @@
+"""An agreed rate in virtual time: a fleet uses it, and no second is fuller."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from random import Random
+from typing import Any
+
+from celery_sqs_backoff import Provider
+from celery_sqs_backoff.store.memory import MemoryStore
+
+from .bodies import returns
+from .timeline import BEGIN
+
+RATE = 20
+
+
+class Store:
+    """A store that all workers share, and that can be away."""
+
+    is_away = False
+
+    def __init__(self) -> None:
+        self._records = MemoryStore()
+
+    def _call(self, method: str, *args: Any) -> Any:
+        if self.is_away:
+            raise TimeoutError
+        return getattr(self._records, method)(*args)
+
+    def add(self, *args: Any) -> Any:
+        return self._call("add", *args)
+
+    def get(self, *args: Any) -> Any:
+        return self._call("get", *args)
+
+    def replace(self, *args: Any) -> Any:
+        return self._call("replace", *args)
+
+    def delete(self, *args: Any) -> Any:
+        return self._call("delete", *args)
+
+
+class Fleet:
+    """Workers whose tasks begin a little late and take a while. It notes when each begins."""
+
+    def __init__(self, rig: Any, *, workers: int = 3, messages: int) -> None:
+        self.rig, self.store = rig, Store()
+        self.began: list[float] = []
+        #: Until then the provider does not answer. These workers' pools take nothing.
+        self.hangs_until = 0.0
+        self.stuck: list[Any] = []
+        rig.app.conf.sqs_backoff = {"store": self.store, "secret": "x", "namespace": "fleet"}
+        rig.task(returns, provider=Provider("mail", rate=RATE))
+        rig.on_run = self._take
+        rig.queue(max_receive_count=1000)
+        self.messages = [rig.send() for _ in range(messages)]
+        self.workers = [self._start() for _ in range(workers)]
+
+    def _start(self) -> Any:
+        """Start a worker whose loop is a little late. Else one worker would receive everything."""
+        worker = self.rig.start_worker(processes=8)
+        wake_at = worker.wake_at
+
+        def wake_late(at: float) -> None:
+            if at < math.inf:
+                tick = math.ceil(at * 100)
+                at = tick / 100 + Random(f"{tick} {worker.name}").uniform(0.0, 0.01)
+            wake_at(at)
+
+        worker.wake_at = wake_late
+        return worker
+
+    def _take(self, run: Any) -> None:
+        if run.worker not in self.stuck:
+            run.worker.after(self.rig.rng.uniform(0.0, 0.03), lambda: self._begin(run))
+
+    def _begin(self, run: Any) -> None:
+        if run in run.worker.runs and not run.has_begun:
+            run.begin()
+            now = self.rig.timeline.now
+            self.began.append(now)
+            seconds = max(self.hangs_until - now, 0.1 * self.rig.rng.uniform(0.5, 1.5))
+            run.worker.after(seconds, lambda: run in run.worker.runs and run.finish())
+
+    def pass_time(self, seconds: float) -> tuple[float, int]:
+        """Let time pass; return the used share of the rate, and the calls of the busiest second."""
+        since = self.rig.timeline.now
+        self.rig.pass_time(seconds)
+        at = [each for each in self.began if each >= since]
+        busiest = max(bisect_left(at, each + 1) - n for n, each in enumerate(at))
+        return len(at) / seconds / RATE, busiest
+
+
+def test_one_killed_and_store_away(rig: Any) -> None:
+    """Three workers use at least 90 % of the rate, and no second has more than 5 % above it.
+
+    One is killed after 10 s, and the store is away for 20 s.
+    """
+    fleet = Fleet(rig, messages=2_200)
+    rig.timeline.at(BEGIN + 10, fleet.workers[0].kill)
+    rig.timeline.at(BEGIN + 50, lambda: setattr(fleet.store, "is_away", True))
+    rig.timeline.at(BEGIN + 70, lambda: setattr(fleet.store, "is_away", False))
+    used, busiest = fleet.pass_time(110)
+    assert used >= 0.9
+    assert busiest <= RATE * 1.05
+    assert max(message.receives for message in fleet.messages) <= 4, "each is hidden seldom"
+
+
+def test_store_away_at_start(rig: Any) -> None:
+    """Workers that have not been told their number make a tenth each."""
+    fleet = Fleet(rig, messages=400)
+    fleet.store.is_away = True
+    used, busiest = fleet.pass_time(20)
+    assert 0.2 <= used <= 0.31
+    assert busiest <= RATE / 2
+    fleet.store.is_away = False
+    assert fleet.pass_time(30)[1] <= RATE * 1.05
+
+
+def test_provider_hangs(rig: Any) -> None:
+    """After all processes have hung, one second can hold twice the agreed calls."""
+    fleet = Fleet(rig, messages=800)
+    fleet.pass_time(10)
+    fleet.hangs_until = rig.timeline.now + 30
+    assert fleet.pass_time(33)[1] <= 2 * RATE
+    used, busiest = fleet.pass_time(10)
+    assert used >= 0.9
+    assert busiest <= RATE * 1.05
+
+
+def test_suspended(rig: Any) -> None:
+    """A worker whose machine stood still does not make up for its calls."""
+    fleet = Fleet(rig, messages=800)
+    fleet.pass_time(10)
+    fleet.workers[0].suspend(10)
+    assert fleet.pass_time(15)[1] <= RATE * 1.05 + RATE / 3
+    used, busiest = fleet.pass_time(10)
+    assert used >= 0.9
+    assert busiest <= RATE * 1.05
+
+
+def test_stuck(rig: Any) -> None:
+    """A worker whose tasks do not begin leaves its slots to the others."""
+    fleet = Fleet(rig, messages=800)
+    fleet.stuck = fleet.workers[:1]
+    fleet.pass_time(10)
+    assert fleet.pass_time(20)[0] >= 0.9
+
+
+def test_without_a_store(rig: Any) -> None:
+    """Each worker has the rate for itself."""
+    rig.task(returns, provider=Provider("mail", rate="6/m"))
+    messages = [rig.send() for _ in range(3)]
+    worker = rig.start_worker(processes=4)
+    rig.pass_time(1)
+    assert len(worker.runs) == 1
+    assert [message.fate for message in messages].count("hidden") == 2
+    worker.runs[0].finish()
+    for runs in (1, 1):
+        rig.pass_time(11)
+        assert len(worker.runs) == runs
+        worker.runs[0].finish()
+    assert max(message.receives for message in messages) == 2
