@@ -23,14 +23,18 @@ Pure. Times are passed in, and are seconds of one clock.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from ..retry.budget import longest_hold, tolerant
 from ..retry.decision import Reply
-from ..retry.policies import RandomSource
+from ..retry.policies import Policy, RandomSource
+from ..sqs.delivery import Delivery
 from ..sqs.hidden import Hidden, Recall
+from ..sqs.visibility import standing
 from .rate import RecoveryRate
+from .settings import Provider
 
 #: Failures of one message may be the message's own.
 MESSAGES = 2
@@ -120,6 +124,32 @@ class Message:
     is_spared: bool = False
     next_is_last: bool = False
     must_run: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        delivery: Delivery,
+        provider: Provider,
+        backoff: Policy,
+        *,
+        retry_for: float | None,
+        rng: RandomSource,
+        now: float,
+    ) -> Message:
+        """Describe a message. Asks the user's policy. ``now``: seconds since the epoch."""
+        policy = tolerant(backoff)
+        stands = standing(delivery, retries=delivery.earlier_runs, now=now)
+        return cls(
+            delivery.message_id,
+            receives=delivery.receive_count,
+            longest=longest_hold(stands, retry_for=retry_for),
+            policy_longest=policy.ceiling(MANY_FAILURES),
+            own_delay=policy.delay_for(delivery.message_id, delivery.receive_count, rng),
+            is_recallable=provider.recalls(backoff),
+            is_spared=not delivery.has_receives_to_spare,
+            next_is_last=delivery.is_next_the_last,
+            must_run=delivery.is_last_before_sqs_moves_it,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +291,7 @@ class ProviderGate:
         Ask after ``ended``. Longer while the gate is open: it would not run earlier. Shorter while
         the provider recovers, but no less than ``floor``: the rate decides when it runs.
         """
+        message = replace(message, longest=max(delay, message.longest), own_delay=delay)
         hold = self._delay_after_failure(message, reply, delay, now, floor)
         if message.is_spared and self.state is State.RECOVERING:
             floor = hold

@@ -5,12 +5,11 @@ This is the only module of the simulator that knows the law of the provider's re
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
 
-from ..provider.gate import MANY_FAILURES, ProviderGate
-from ..provider.gate import Message as Seen
+from ..provider.gate import Message, ProviderGate
 from ..retry import budget
 from ..retry.decision import Reply
 from ..sqs.delivery import Delivery
@@ -154,7 +153,6 @@ class WithProvider(PolicyAlone):
         self.gate = ProviderGate(
             rng, failures=provider.failures, probe_interval=provider.probe_interval
         )
-        self._is_recallable = provider.recalls(scenario.backoff)
         self._reply: Reply | None = None
         self._floor = 0.0
         self._recall: Recall | None = None
@@ -179,7 +177,6 @@ class WithProvider(PolicyAlone):
 
     def adjust_delay(self, message: SimulatedMessage, delay: float, now: float) -> float:
         seen = self._seen(message, now)
-        seen = replace(seen, longest=max(delay, seen.longest), own_delay=delay)
         look = self.gate.failed(seen, self._reply, delay, now, floor=self._floor)
         self._recall = look.recall
         return look.hide_seconds or 0.0
@@ -203,20 +200,14 @@ class WithProvider(PolicyAlone):
     def tick_seconds(self) -> float | None:
         return self.gate.seconds_to_look
 
-    def _seen(self, message: SimulatedMessage, now: float) -> Seen:
-        delivery = self._delivery(message, now)
-        retry_for = self.scenario.retry_for
-        return Seen(
-            message.id,
-            receives=message.receives,
-            longest=budget.longest_hold(self._standing(message, now), retry_for=retry_for),
-            policy_longest=self.scenario.backoff.ceiling(MANY_FAILURES),
-            own_delay=self._draw(message),
-            is_recallable=self._is_recallable,
-            is_spared=not delivery.has_receives_to_spare,
-            next_is_last=delivery.is_next_the_last,
-            # At the receive after the last one the queue would move it.
-            must_run=message.receives == self.scenario.max_receive_count,
+    def _seen(self, message: SimulatedMessage, now: float) -> Message:
+        return Message.of(
+            self._delivery(message, now),
+            self.scenario.provider,
+            self.scenario.backoff,
+            retry_for=self.scenario.retry_for,
+            rng=self.rng,
+            now=now,
         )
 
 

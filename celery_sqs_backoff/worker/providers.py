@@ -13,7 +13,6 @@ import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Final
 
 from celery.exceptions import ImproperlyConfigured
@@ -30,11 +29,11 @@ from ..observe.events import (
     WorkerEvent,
 )
 from ..provider.fleet import FleetSlots
-from ..provider.gate import MANY_FAILURES, Look, Message, ProviderGate, State
+from ..provider.gate import Look, Message, ProviderGate, State
 from ..provider.rate import HEADROOM, NEW_SECONDS, RETURNED_SECONDS
 from ..provider.settings import Provider
 from ..provider.tenant import digest_of, tenant_of
-from ..retry.budget import longest_hold, tolerant
+from ..retry.budget import longest_hold
 from ..retry.decision import End, Hide, Reply, RunEnd
 from ..retry.options import Options
 from ..sqs.queues import queue_name
@@ -159,19 +158,13 @@ class Gate:
 
     def _message(self, lease: Lease, options: Options) -> Message:
         """Describe a message. Not under the lock, because it asks the user's policy."""
-        delivery, policy = lease.delivery, tolerant(options.backoff)
-        return Message(
-            delivery.message_id,
-            receives=delivery.receive_count,
-            longest=_longest_hold(lease, options),
-            policy_longest=policy.ceiling(MANY_FAILURES),
-            own_delay=policy.delay_for(
-                delivery.message_id, delivery.receive_count, self._owner.rng
-            ),
-            is_recallable=self.provider.recalls(options.backoff),
-            is_spared=not delivery.has_receives_to_spare,
-            next_is_last=delivery.is_next_the_last,
-            must_run=delivery.is_last_before_sqs_moves_it,
+        return Message.of(
+            lease.delivery,
+            self.provider,
+            options.backoff,
+            retry_for=options.retry_for,
+            rng=self._owner.rng,
+            now=time.time(),
         )
 
     @property
@@ -222,7 +215,6 @@ class Gate:
         if ended.reply is None or ended.decision.is_named:
             floor = seconds
         message = self._message(lease, options)
-        message = replace(message, longest=max(seconds, message.longest), own_delay=seconds)
         with self._owner.lock:
             now = self._owner.clock()
             look = self.core.failed(message, ended.reply, seconds, now, floor=floor)
