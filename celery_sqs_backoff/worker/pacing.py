@@ -30,14 +30,14 @@ logger = get_logger(__name__)
 #: A store without an answer for this time counts as away. The slots of all workers are used then.
 _PATIENCE_SECONDS: Final = AHEAD_SECONDS
 
-#: A slow store that answers other lines counts as away for a line that waits longer than this.
-_LONGEST_PATIENCE_SECONDS: Final = 10.0
-
 #: Until a store that is away is asked again.
 _AWAY_SECONDS: Final = 2.0
 
 #: Between two questions for slots while other workers have taken the near ones.
 _ASK_SECONDS: Final = 0.1
+
+#: Between two looks whether tasks have begun and slots are free, while messages wait.
+_LOOK_SECONDS: Final = 0.05
 
 #: The rate of a recovery changes with each call: how long not to look at it.
 _LONGEST_TURN_SECONDS: Final = 0.25
@@ -48,12 +48,6 @@ _OUTSTANDING_SECONDS: Final = 1.0
 
 #: A look for hidden messages that has failed is repeated.
 _AFTER_FAULT_SECONDS: Final = 1.0
-
-#: Between two looks whether tasks have begun, while others wait for that.
-_PROCESS_LOOK_SECONDS: Final = 0.02
-
-#: A slot may be further away than a thread can sleep.
-_LONGEST_PAUSE_SECONDS: Final = 3600.0
 
 #: Workers to share a rate with, if the store has not said lately how many there are. It counts only
 #: workers that take slots, so a worker that took no slot lately may have been told of itself alone.
@@ -67,6 +61,9 @@ class Pace:
     that starts with a slot is outstanding until its task begins or it gives up its slot: it is
     settled, lost, or in line again. The line takes no more slots than messages may be outstanding,
     so a worker whose tasks do not begin leaves the other slots to other workers.
+
+    The slots are the fleet's. They are this worker's own, at its share of the rate, while the store
+    is away, and until all workers have noticed that it is back.
 
     Arguments:
         name: of the provider, for the log.
@@ -86,28 +83,28 @@ class Pace:
         hide: Callable[[Lease, float], object],
         rng: random.Random,
     ) -> None:
-        self.name = name
+        self._name = name
         self.has_rate = rate is not None
-        self.rate = (rate or 0.0) * HEADROOM
+        self._rate = (rate or 0.0) * HEADROOM
         self.fleet = fleet
         self._gate, self._hide, self._rng = gate, hide, rng
         #: How to start each message, and the longest that it may wait.
         self._line: dict[Lease, tuple[Callable[[], object], float]] = {}
-        self._to_hide: dict[Lease, float | None] = {}
+        #: Messages without a time of return, and calls that hide the others.
+        self._to_hide: list[Lease] = []
+        self._hiding: list[Callable[[], object]] = []
         self._slots: list[float] = []
         self._outstanding: list[Lease] = []
         self._last_slot = -math.inf
-        self.workers, self._told_at = _WORKERS_UNKNOWN, -math.inf
+        self._workers, self._told_at = _WORKERS_UNKNOWN, -math.inf
         self._times = Times()
         self._store_ahead: float | None = None
-        #: Until then this worker makes its own share; infinity: until the store answers.
-        self.apart_until = -math.inf
-        self.ask_at = -math.inf
-        #: Since when the store has been asked for slots.
-        self.waiting_since: float | None = None
+        #: The slots are this worker's own until then; infinity: until the store answers.
+        self._apart_until = -math.inf
+        self._ask_at = -math.inf
 
     def __len__(self) -> int:
-        return len(self._line) + len(self._to_hide)
+        return len(self._line) + len(self._to_hide) + len(self._hiding)
 
     def join(self, lease: Lease, start: Callable[[], object], longest: float) -> None:
         """Add a message that may start but for its turn.
@@ -119,84 +116,92 @@ class Pace:
         self._line[lease] = start, longest
 
     @property
-    def share(self) -> float:
-        """Slots a second of this worker, if all workers take as many."""
-        return self.rate if self.fleet is None else self.rate / self.workers
-
-    @property
     def is_away(self) -> bool:
         """Whether the store has not answered."""
-        return self.apart_until == math.inf
-
-    @property
-    def room(self) -> int:
-        """The number of further messages that may be outstanding."""
-        return math.ceil(_OUTSTANDING_SECONDS * self.share) - len(self._outstanding)
+        return self._apart_until == math.inf
 
     @property
     def is_full(self) -> bool:
         """Whether tasks have slots, and do not begin."""
-        return self.has_rate and self.room <= 0
+        return self.has_rate and self._room <= 0
 
-    def is_apart(self, now: float) -> bool:
-        """Return whether the slots are this worker's own."""
-        return self.fleet is None or now < self.apart_until
+    @property
+    def _share(self) -> float:
+        """Slots a second of this worker, if all workers take as many."""
+        return self._rate if self.fleet is None else self._rate / self._workers
 
-    # What the line needs
+    @property
+    def _room(self) -> int:
+        """The number of further messages that may be outstanding."""
+        return math.ceil(_OUTSTANDING_SECONDS * self._share) - len(self._outstanding)
 
-    def wanted(self, now: float) -> tuple[int, list[Lease]]:
-        """Return how many slots the line needs, and the messages that need a time of return."""
+    # Slots are given
+
+    def find_wanted(self, now: float) -> tuple[int, list[Lease]]:
+        """Return how many slots the line needs now, and the messages that need a time of return."""
+        if now >= self._apart_until > -math.inf:  # all workers take the fleet's slots again
+            self._apart_until = -math.inf
+            self._slots.clear()
         for lease in [each for each in self._line if each.is_settled()]:
             del self._line[lease]
         if not self.has_rate:
             return 0, []
+        self._outstanding = [
+            lease for lease in self._outstanding if lease.has_turn and not lease.is_settled()
+        ]
         wait = max(0.0, self._times.free_at - now)
         for lease, (_, longest) in list(self._line.items())[len(self._slots) :]:
             if wait > longest:
                 del self._line[lease]
-                self._to_hide[lease] = None
+                self._to_hide.append(lease)
             else:
-                wait += 1 / self.rate
-        self._outstanding = [
-            lease for lease in self._outstanding if lease.has_turn and not lease.is_settled()
-        ]
-        return self._lacking(), [each for each, until in self._to_hide.items() if until is None]
+                wait += 1 / self._rate
+        is_near = self._times.free_at <= now + AHEAD_SECONDS
+        lacking = min(len(self._line), self._room) - len(self._slots) if is_near else 0
+        return max(0, lacking), list(self._to_hide)
 
-    def _lacking(self) -> int:
-        return max(0, min(len(self._line), self.room) - len(self._slots))
-
-    def give_own(self, slots: int, hide: list[Lease], now: float) -> None:
-        """Give places of this worker's own, at its share of the rate."""
-        self.waiting_since = None
-        own = assign(self._times, now, slots=slots, returns=len(hide), rate=self.share)
-        self._times = own.times
-        self._slots = sorted([*self._slots, *own.slots])
-        self._to_hide.update(zip(hide, own.returns, strict=True))
+    def asks_store(self, now: float) -> bool:
+        """Give slots of this worker's own, or return whether to ask the store for some."""
+        slots, hide = self.find_wanted(now)
+        is_apart = self.fleet is None or now < self._apart_until
+        if is_apart and (slots or hide):
+            own = assign(self._times, now, slots=slots, returns=len(hide), rate=self._share)
+            self._times = own.times
+            self._slots = sorted([*self._slots, *own.slots])
+            self._give_returns(hide, own.returns)
+        is_asked = self.is_away if is_apart else bool(slots or hide)
+        return is_asked and now >= self._ask_at
 
     def give_shared(self, hide: list[Lease], taken: Taken, asked_at: float, now: float) -> None:
-        """Give places that the fleet's store has handed out.
+        """Give slots of the fleet.
 
         Slots that arrive late begin one by one. All together, with the slots of other workers, they
         would be more calls than agreed.
         """
-        self.waiting_since = None
         ahead = self._find_store_ahead(taken.now, asked_at, now)
         for slot in taken.assigned.slots:
-            self._last_slot = max(slot - ahead, now, self._last_slot + 1 / self.rate)
+            self._last_slot = max(slot - ahead, now, self._last_slot + 1 / self._rate)
             self._slots.append(self._last_slot)
-        for lease, at in zip(hide, taken.assigned.returns, strict=True):
-            if lease in self._to_hide:
-                self._to_hide[lease] = at - ahead
+        self._give_returns(hide, [at - ahead for at in taken.assigned.returns])
         apart_until, times = taken.apart_until - ahead, taken.assigned.times
-        if now < apart_until and not self.is_apart(now):
-            self._leave(now)
-        if now < apart_until or self.is_away:
-            self.apart_until = apart_until
-            self.workers = max(self.workers, taken.workers)  # not all have asked since it is back
+        if self.is_away:
+            name = printable(self._name)
+            logger.info("sqs_backoff.rate_shared_again: %s: the store answers", name)
+        elif now < apart_until:
+            self._begin_own(now)
         else:
-            self.workers, self._told_at = taken.workers, now
             self._times = Times(times.free_at - ahead, times.back_at - ahead)
-            self.ask_at = max(self._times.free_at - AHEAD_SECONDS, now + _ASK_SECONDS)
+            self._workers, self._told_at = taken.workers, now
+            self._ask_at = now + _ASK_SECONDS
+            return
+        self._apart_until = apart_until
+        self._workers = max(self._workers, taken.workers)  # not all have asked since it is back
+
+    def _give_returns(self, hide: list[Lease], returns: list[float]) -> None:
+        for lease, at in zip(hide, returns, strict=True):
+            if lease in self._to_hide:
+                self._to_hide.remove(lease)
+                self._hiding.append(partial(self._hide, lease, at))
 
     def _find_store_ahead(self, there: float, asked_at: float, now: float) -> float:
         """Return by how much the store's clock is ahead of this worker's.
@@ -209,40 +214,38 @@ class Pace:
         self._store_ahead = min(max(ahead, least), most)
         return self._store_ahead
 
-    def note_away(self, now: float) -> None:
+    def note_away(self, why: str, asked_at: float, now: float) -> None:
         """Go on with this worker's own slots, because the store does not answer."""
-        if not self.is_away:
-            if now > self._told_at + present_seconds(self.rate):
-                self.workers = max(self.workers, _WORKERS_UNKNOWN)
-            self._leave(now if self.waiting_since is None else self.waiting_since)
-            self.apart_until = math.inf
-        self.ask_at = now + _AWAY_SECONDS
+        self._ask_at = now + _AWAY_SECONDS
+        if self.is_away:
+            return
+        if now > self._told_at + present_seconds(self._rate):
+            self._workers = max(self._workers, _WORKERS_UNKNOWN)
+        self._begin_own(asked_at)
+        self._apart_until = math.inf
+        logger.warning(
+            "sqs_backoff.rate_store_away: %s: %s; this worker makes 1/%d of the agreed rate"
+            " until the store answers",
+            printable(self._name),
+            printable(why),
+            self._workers,
+        )
 
-    def _leave(self, since: float) -> None:
-        """Begin own slots once the last slots of the fleet are used, not with all other workers."""
-        first = since + AHEAD_SECONDS + self._rng.uniform(0, 1 / self.share)
+    def _begin_own(self, since: float) -> None:
+        """Begin once the last slots of the fleet are used, and not with all other workers."""
+        first = since + AHEAD_SECONDS + self._rng.uniform(0, 1 / self._share)
         self._times = Times(first, self._times.back_at)
-
-    def rejoin_when_due(self, now: float) -> None:
-        """Take the fleet's slots again when all workers do."""
-        if -math.inf < self.apart_until <= now:
-            self.apart_until, self.ask_at = -math.inf, now
-            self._slots.clear()
 
     # Messages leave
 
     def depart(self, now: float) -> list[Callable[[], object]]:
         """Take out the messages that start now, or are hidden, and return the calls to make."""
+        actions, self._hiding = self._hiding, []
         self._slots = [slot for slot in self._slots if slot >= now - LATEST_SECONDS]
-        known = [(lease, until) for lease, until in self._to_hide.items() if until is not None]
-        actions: list[Callable[[], object]] = [partial(self._hide, *each) for each in known]
-        for lease, _ in known:
-            del self._to_hide[lease]
         ready = len(self._line)
         if self.has_rate:
             ready = min(ready, sum(slot <= now for slot in self._slots))
-        for _ in range(self._gate.turns(ready, now) if ready else 0):
-            lease = next(iter(self._line))
+        for lease in list(self._line)[: self._gate.turns(ready, now) if ready else 0]:
             start, _ = self._line.pop(lease)
             lease.has_turn = True
             if self.has_rate:
@@ -254,22 +257,11 @@ class Pace:
         return actions
 
     def next_at(self, now: float) -> float:
-        """Return when messages may start or need slots."""
-        turn = now + min(_LONGEST_TURN_SECONDS, self._gate.rate.seconds_to_turn(now))
+        """Return when to look again."""
+        turn = self._gate.rate.seconds_to_turn(now)
         if not self.has_rate:
-            return turn
-        times: list[float] = []
-        if self._slots:  # a due slot waits for a token
-            times.append(self._slots[0] if self._slots[0] > now else turn)
-        if self._lacking() == 0:
-            times += [now + _PROCESS_LOOK_SECONDS] if self._outstanding else []
-        elif self.is_apart(now):
-            times.append(self._times.free_at - AHEAD_SECONDS)
-        elif self.waiting_since is None:
-            times.append(self.ask_at)
-        if self.fleet is not None and self.is_apart(now):
-            times.append(self.ask_at if self.is_away else self.apart_until)
-        return min(times, default=math.inf)
+            return now + min(_LONGEST_TURN_SECONDS, turn)
+        return min([now + _LOOK_SECONDS, *(slot for slot in self._slots if slot > now)])
 
 
 class Pacer:
@@ -290,9 +282,9 @@ class Pacer:
         self._changed = threading.Condition(self._lock)
         self._wanted = threading.Condition(self._lock)
         self._busy: dict[Pace, None] = {}
-        self._to_ask: dict[Pace, None] = {}
+        #: The lines that wait for the store, and since when.
+        self._asked: dict[Pace, float] = {}
         self._threads: list[threading.Thread] = []
-        self._answered_at = -math.inf
         self._is_stopping = False
 
     def join(self, pace: Pace, lease: Lease, start: Callable[[], object], longest: float) -> None:
@@ -346,7 +338,8 @@ class Pacer:
                 now = self._clock()
                 actions = self.step(now)
                 if not actions:
-                    self._changed.wait(self._pause(now))
+                    next_at = min([self._look_at, *(pace.next_at(now) for pace in self._busy)])
+                    self._changed.wait(None if next_at == math.inf else max(0.001, next_at - now))
                     continue
             for action in actions:
                 try:
@@ -360,7 +353,12 @@ class Pacer:
         actions: list[Callable[[], object]] = []
         with self._lock:
             for pace in list(self._busy):
-                self._see_to_slots(pace, now)
+                since = self._asked.get(pace)
+                if since is not None and not pace.is_away and now >= since + _PATIENCE_SECONDS:
+                    pace.note_away("no answer", since, now)
+                if pace.asks_store(now) and since is None:
+                    self._asked[pace] = now
+                    self._wanted.notify()
                 actions += pace.depart(now)
                 if not len(pace):
                     del self._busy[pace]
@@ -375,45 +373,6 @@ class Pacer:
             if self._look_at > -math.inf:  # else a look is planned already
                 self._look_at = math.inf if seconds is None else self._clock() + seconds
 
-    def _see_to_slots(self, pace: Pace, now: float) -> None:
-        pace.rejoin_when_due(now)
-        slots, hide = pace.wanted(now)
-        needs_any = slots or hide
-        if not needs_any:
-            pace.waiting_since = None
-        elif not pace.is_apart(now) and (hide or now >= pace.ask_at):
-            if pace.waiting_since is None:
-                pace.waiting_since = now
-            elif now >= self._patience_ends(pace.waiting_since):
-                self._note_away(pace, now, "no answer")
-            self._to_ask[pace] = None
-            self._wanted.notify()
-        if needs_any and pace.is_apart(now):
-            pace.give_own(slots, hide, now)
-        if pace.is_away and now >= pace.ask_at:
-            self._to_ask[pace] = None
-            self._wanted.notify()
-
-    def _patience_ends(self, waiting_since: float) -> float:
-        """Return when the store counts as away for a line.
-
-        Each answer to another line is progress.
-        """
-        silent_since = max(waiting_since, self._answered_at)
-        return min(silent_since + _PATIENCE_SECONDS, waiting_since + _LONGEST_PATIENCE_SECONDS)
-
-    def _pause(self, now: float) -> float | None:
-        """Return the seconds until a message may start, or a store's answer is overdue."""
-        times = [self._look_at, *(pace.next_at(now) for pace in self._busy)]
-        times += [
-            self._patience_ends(pace.waiting_since)
-            for pace in self._busy
-            if pace.waiting_since is not None
-        ]
-        if min(times) == math.inf:
-            return None
-        return min(max(0.0, min(times) - now), _LONGEST_PAUSE_SECONDS) + 0.001
-
     # The other: slots are taken
 
     def _ask_stores(self) -> None:
@@ -421,50 +380,28 @@ class Pacer:
             with self._lock:
                 if self._is_stopping:
                     return
-                if not self._to_ask:
+                if not self._asked:
                     self._wanted.wait()
                     continue
-                pace = next(iter(self._to_ask))
-                del self._to_ask[pace]
+                pace = next(iter(self._asked))
             self.ask(pace)
 
     def ask(self, pace: Pace) -> None:
-        """Ask a line's store for places, and give them. Blocks."""
+        """Ask a line's store for slots, and give them. Blocks."""
         assert pace.fleet is not None
         with self._lock:
             asked_at, is_back = self._clock(), pace.is_away
-            slots, hide = (0, []) if is_back else pace.wanted(asked_at)
-            is_early = asked_at < pace.ask_at and not hide
-            is_idle = not is_back and (pace.is_apart(asked_at) or not (slots or hide))
-        if is_early or is_idle:
-            return
+            slots, hide = (0, []) if is_back else pace.find_wanted(asked_at)
+        taken, why = None, "a late answer"
         try:
             taken = pace.fleet.take(slots, len(hide), is_back=is_back)
         except Exception as exc:  # noqa: BLE001  # of any library: the message must not wait for it
-            with self._lock:
-                self._note_away(pace, self._clock(), type(exc).__name__)
-                self._changed.notify()
-            return
+            why = type(exc).__name__
         with self._lock:
-            now = self._answered_at = self._clock()
-            if now - asked_at > _PATIENCE_SECONDS or pace.is_away is not is_back:
-                self._note_away(pace, now, "a late answer")
+            now, since = self._clock(), self._asked.pop(pace)
+            is_late = now - asked_at > _PATIENCE_SECONDS or pace.is_away is not is_back
+            if taken is None or is_late:  # a late one: the next message would wait in vain, too
+                pace.note_away(why, since, now)
             else:
                 pace.give_shared(hide, taken, asked_at, now)
-                if is_back:
-                    logger.info(
-                        "sqs_backoff.rate_shared_again: %s: the store answers", printable(pace.name)
-                    )
             self._changed.notify()
-
-    def _note_away(self, pace: Pace, now: float, why: str) -> None:
-        was_away = pace.is_away
-        pace.note_away(now)
-        if not was_away:
-            logger.warning(
-                "sqs_backoff.rate_store_away: %s: %s; this worker makes 1/%d of the agreed rate"
-                " until the store answers",
-                printable(pace.name),
-                printable(why),
-                pace.workers,
-            )

@@ -125,3 +125,28 @@ def test_polling(rig):
     for _ in range(20):
         rig.run()
     assert not rig.told("ProviderPaused")
+
+
+def test_recovery(rig):
+    """After an outage the hidden messages run one after another, and soon all of them."""
+    up_at, calls = rig.timeline.now + 120, []
+
+    def body(self):
+        calls.append(rig.timeline.now)
+        if rig.timeline.now < up_at:
+            raise Retryable("down")
+
+    def take(run):
+        run.worker.after(0.1, lambda: run in run.worker.runs and run.finish())
+
+    rig.on_run = take
+    rig.task(body, provider=Provider("mail"))
+    rig.start_worker(processes=4)
+    messages = [rig.send() for _ in range(60)]
+    rig.pass_time(120)
+    assert len(calls) <= 25
+    rig.pass_time(60)
+    assert {message.fate for message in messages} == {"deleted"}
+    assert len(calls) <= 25 + 60
+    assert rig.told("ProviderPaused")
+    assert rig.told("ProviderRecovering")

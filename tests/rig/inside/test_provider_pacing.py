@@ -77,8 +77,7 @@ class Scene:
 
     def answer(self) -> None:
         """The other thread asks the store, if it is to be asked."""
-        while self.pacer._to_ask:
-            pace, _ = self.pacer._to_ask.popitem()
+        for pace in list(self.pacer._asked):
             self.pacer.ask(pace)
 
 
@@ -125,20 +124,6 @@ def test_slow_store_is_away() -> None:
     assert not pace.is_away
 
 
-def test_tenants_of_a_slow_store() -> None:
-    """An answer to one tenant is progress for the next, but none waits for longer than 10 s."""
-    scene = Scene()
-    tenants = [scene.line(1) for _ in range(30)]
-    scene.step()
-    for number, pace in enumerate(tenants):
-        scene.now += 0.9
-        scene.step()
-        assert pace.is_away == (number >= 11)
-        if not pace.is_away:
-            del scene.pacer._to_ask[pace]
-            scene.pacer.ask(pace)
-
-
 def test_full_line_asks_rarely() -> None:
     scene = Scene()
     scene.line(1000)
@@ -180,17 +165,6 @@ def test_no_thread_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert started.acquire(timeout=10)
     assert started.acquire(timeout=10)
     pacer.stop()
-
-
-def test_slot_is_further_away_than_a_thread_can_sleep() -> None:
-    pacer, pace = real_pacer(), make_pace(1e-12)
-    pacer._threads = [None, None]  # type: ignore[list-item]
-    join(pacer, pace, list)
-    join(pacer, pace, list)
-    pacer.step(1.0)
-    pause = pacer._pause(1.0)
-    assert pause is not None
-    assert pause <= threading.TIMEOUT_MAX
 
 
 def test_look_that_fails_is_repeated(
