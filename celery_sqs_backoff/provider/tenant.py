@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
@@ -31,16 +31,18 @@ def check_key(key: str, function: Callable[..., object]) -> None:
         )
 
 
-def tenant_of(
-    key: str, function: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> str:
+def tenant_of(key: str, function: Callable[..., object], payload: Any) -> str:
     """Return the tenant of a call, empty if the argument is missing or ``None``.
 
     Arguments:
         key: the argument's name.
         function: the task's, without ``self``.
-        args, kwargs: of the call.
+        payload: arguments, keyword arguments and more, as Celery sends them.
     """
+    is_call = isinstance(payload, list | tuple) and len(payload) > 1
+    args, kwargs = payload[:2] if is_call else ((), {})
+    if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
+        return ""
     signature = _signature_of(function)
     if key in kwargs:
         value = kwargs[key]

@@ -188,8 +188,8 @@ class Gate:
     def not_begun(self, lease: Lease) -> None:
         """Note that a message does not run. If it was the probe, look for another one."""
         with self._owner.lock:
-            if self.core.probe == lease.delivery.message_id:
-                self.core.ended(lease.delivery.message_id, None, self._owner.clock())
+            if self.core.probe == lease.message_id:
+                self.core.ended(lease.message_id, None, self._owner.clock())
                 self._owner.look_again(self)
 
     def ended(self, lease: Lease, ended: RunEnd) -> None:
@@ -202,7 +202,7 @@ class Gate:
         retry_after = ended.decision.retry_after if isinstance(ended.decision, Hide) else None
         with self._owner.lock:
             was, now = self.core.state, self._owner.clock()
-            self.core.ended(lease.delivery.message_id, reply, now, retry_after=retry_after)
+            self.core.ended(lease.message_id, reply, now, retry_after=retry_after)
             self._tell(was)
             self._owner.look_again(self)
         self._owner.tell_now()
@@ -226,49 +226,25 @@ class Gate:
         was = self.core.state
         taken = self.core.recalls(self._owner.clock(), room=room, waiting=self.in_line)
         self._tell(was)
-        self._tell_on()
-        if taken and was is State.RECOVERING:
+        if was is State.RECOVERING:
             self._recalled += len(taken)
         return taken
 
     def _tell(self, was: State) -> None:
-        """Tell observers if the state has changed."""
-        state, emit = self.core.state, self._owner.tell
-        name, tenant = self.provider.name, self.tenant
-        if state is was:
-            return
-        if state is State.OPEN:
-            emit(ProviderPaused(provider=name, tenant=tenant))
-        elif state is State.CLOSED:
-            emit(ProviderRecovered(provider=name, tenant=tenant, recalled=self._recalled))
-        else:
-            self._recalled, self._told_at = 0, self._owner.clock()
+        """Tell observers of a new state, and each minute how the recovery goes on."""
+        state, now, is_new = self.core.state, self._owner.clock(), self.core.state is not was
+        about = {"provider": self.provider.name, "tenant": self.tenant}
+        if state is State.RECOVERING and (is_new or now >= self._told_at + _TOLD_SECONDS):
+            self._told_at, waiting = now, self.hidden + self.in_line
             if was is State.CLOSED:
-                emit(ProviderSlowed(provider=name, tenant=tenant))
+                self._owner.tell(ProviderSlowed(**about))
             else:
-                self._tell_of_recovery()
-
-    def _tell_on(self) -> None:
-        """Tell observers each minute how the recovery goes on."""
-        is_time = self._owner.clock() >= self._told_at + _TOLD_SECONDS
-        if is_time and self.core.state is State.RECOVERING:
-            self._tell_of_recovery()
-
-    def _tell_of_recovery(self) -> None:
-        self._told_at = self._owner.clock()
-        self._owner.tell(
-            ProviderRecovering(
-                provider=self.provider.name,
-                tenant=self.tenant,
-                rate=self.rate,
-                waiting=self.hidden + self.in_line,
-            )
-        )
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it has no state to lose."""
-        return self.core.state is State.CLOSED and not self.in_line and not self.hidden
+                self._owner.tell(ProviderRecovering(**about, rate=self.rate, waiting=waiting))
+        elif is_new:
+            recalled, self._recalled = self._recalled, 0
+            is_open = state is State.OPEN
+            recovered = ProviderRecovered(**about, recalled=recalled)
+            self._owner.tell(ProviderPaused(**about) if is_open else recovered)
 
     @property
     def hidden(self) -> int:
@@ -292,8 +268,8 @@ class Gates:
     Arguments:
         keeper: the gates share its clock and its events.
         room: most messages that the worker has processes for now.
-        fleet: returns where the slots of a provider's tenant are shared, from its name and rate.
-            ``None`` if each worker has the rate for itself.
+        app: names the store where workers share the rate; ``None``: each has it for itself.
+        worker: its name in that store.
         rng: draws intervals and delays.
     """
 
@@ -302,7 +278,8 @@ class Gates:
         keeper: Keeper,
         *,
         room: Callable[[], int],
-        fleet: Callable[[tuple[str, ...], float], FleetSlots | None] = lambda name, rate: None,
+        app: Any = None,
+        worker: str = "",
         rng: random.Random | None = None,
     ) -> None:
         self._keeper = keeper
@@ -312,7 +289,7 @@ class Gates:
         self.events = keeper.events
         self.pacer = Pacer(keeper.clock, keeper.lock, self.recall)
         self._room = room
-        self._fleet = fleet
+        self._app, self._worker = app, worker
         self._gates: OrderedDict[tuple[str, str], Gate] = OrderedDict()
         self._differing: set[Provider] = set()
         self._told: deque[WorkerEvent] = deque()
@@ -347,27 +324,37 @@ class Gates:
         key = getattr(provider, "key", None)
         if key is None:
             return self.of(provider)
-        return self.of(provider, _tenant(key, task, payload()))
+        return self.of(provider, tenant_of(key, task.run, payload()))
 
     def _make(self, provider: Provider, tenant: str) -> Gate:
         if tenant and not self._make_room(provider.name):
             return self.of(provider) or self._make(provider, "")
         name = (provider.name, tenant) if tenant else (provider.name,)
-        fleet = None if provider.rate is None else self._fleet(name, provider.rate)
+        fleet = self._fleet_of(name, provider.rate)
         gate = Gate(provider, self, tenant=digest_of(tenant) if tenant else "", fleet=fleet)
         self._gates[provider.name, tenant] = gate
         return gate
+
+    def _fleet_of(self, name: tuple[str, ...], rate: float | None) -> FleetSlots | None:
+        if rate is None or self._app is None or not is_store_shared(self._app):
+            return None
+        try:
+            records = records_of(self._app)
+        except ImproperlyConfigured:  # said at start
+            return None
+        return FleetSlots(records, name, rate=rate * HEADROOM, worker=self._worker)
 
     def _make_room(self, name: str) -> bool:
         """Forget the tenant that was not seen for longest, and is not missed."""
         tenants = [key for key in self._gates if key[0] == name and key[1]]
         if len(tenants) < MOST_TENANTS:
             return True
-        idle = next((key for key in tenants if self._gates[key].is_idle), None)
-        if idle is None:
-            return False
-        del self._gates[idle]
-        return True
+        for key in tenants:
+            gate = self._gates[key]
+            if gate.core.state is State.CLOSED and not gate.in_line and not gate.hidden:
+                del self._gates[key]
+                return True
+        return False
 
     def now(self) -> list[ProviderNow]:
         """Return the state of each provider and tenant, for ``sqs-status`` and metrics."""
@@ -445,21 +432,6 @@ class Gates:
         )
 
 
-def fleet_of(app: Any, *, worker: str) -> Callable[[tuple[str, ...], float], FleetSlots | None]:
-    """Return a function from a provider's name and rate to the place where its slots are shared."""
-
-    def make(name: tuple[str, ...], rate: float) -> FleetSlots | None:
-        if not is_store_shared(app):
-            return None
-        try:
-            records = records_of(app)
-        except ImproperlyConfigured:  # said at start
-            return None
-        return FleetSlots(records, name, rate=rate * HEADROOM, worker=worker)
-
-    return make
-
-
 def introduce(app: Any, tasks: Iterable[Any]) -> None:
     """Say which rates the workers do not share."""
     if is_store_shared(app):
@@ -473,15 +445,6 @@ def introduce(app: Any, tasks: Iterable[Any]) -> None:
             printable(provider.name),
             provider.rate,
         )
-
-
-def _tenant(key: str, task: Any, payload: Any) -> str:
-    """Return the tenant of a call, empty if an argument is missing."""
-    is_call = isinstance(payload, list | tuple) and len(payload) > 1
-    args, kwargs = payload[:2] if is_call else ((), {})
-    if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
-        return ""
-    return tenant_of(key, task.run, args, kwargs)
 
 
 def _longest_hold(lease: Lease, options: Options) -> float:

@@ -24,7 +24,7 @@ from .keeper import Keeper
 from .lease import Lease
 from .payload import NotUnderstood, Payloads
 from .poller import Poller
-from .providers import Gates, fleet_of
+from .providers import Gates
 from .window import Window
 
 logger = get_logger(__name__)
@@ -60,7 +60,8 @@ class Receiver:
         self.gates = Gates(
             keeper,
             room=self._room,
-            fleet=fleet_of(consumer.app, worker=name_among_workers(consumer)),
+            app=consumer.app,
+            worker=name_among_workers(consumer),
         )
         self._payloads = Payloads(consumer)
         self._pollers: dict[str, Poller] = {}

@@ -15,7 +15,7 @@ def send(account_id: str, region: str = "eu", *, urgent: bool = False) -> None: 
 
 
 def tenant(key: str, *args: Any, **kwargs: Any) -> str:
-    return tenant_of(key, send, args, kwargs)
+    return tenant_of(key, send, (args, kwargs))
 
 
 def test_an_argument_counts_however_it_is_given() -> None:
@@ -35,7 +35,7 @@ def test_a_default_counts_as_given() -> None:
 )
 def test_a_call_without_the_argument_has_no_tenant(args: Any, kwargs: Any) -> None:
     """Also one that fits no call of the task."""
-    assert tenant_of("account_id", send, args, kwargs) == ""
+    assert tenant_of("account_id", send, (args, kwargs)) == ""
 
 
 def test_a_long_value_is_cut() -> None:
@@ -53,7 +53,7 @@ def test_a_tasks_first_argument_counts_by_position_with_or_without_self(bind: bo
 
     options = {"base": SQSBackoffTask, "lazy": False, "shared": False}
     task = app.task(name="book", bind=bind, **options)(bound if bind else plain)
-    assert tenant_of("parcel_id", task.run, ("a", 7), {}) == "7"
+    assert tenant_of("parcel_id", task.run, (("a", 7), {})) == "7"
 
 
 def test_a_name_that_no_call_can_give_is_refused() -> None:
@@ -66,7 +66,7 @@ def test_a_name_that_no_call_can_give_is_refused() -> None:
 
 
 def test_a_callable_without_a_signature_has_no_tenant() -> None:
-    assert tenant_of("x", dict, (1,), {}) == ""
+    assert tenant_of("x", dict, ((1,), {})) == ""
     check_key("x", dict)
 
 
