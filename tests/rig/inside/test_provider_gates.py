@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_sqs_backoff import Exponential, FullJitter, Outcome, Policy, Provider, Schedule
+from celery_sqs_backoff import FullJitter, Provider
 from celery_sqs_backoff.observe.board import ProviderNow
 from celery_sqs_backoff.observe.events import (
     OfProvider,
@@ -23,8 +23,7 @@ from celery_sqs_backoff.observe.events import (
 )
 from celery_sqs_backoff.observe.waiting import Waiting
 from celery_sqs_backoff.provider.gate import CALM_SECONDS, State
-from celery_sqs_backoff.retry.budget import GiveUpReason
-from celery_sqs_backoff.retry.decision import DeadLetter, End, Hide, Reply, RunEnd
+from celery_sqs_backoff.retry.decision import End, Hide, Reply, RunEnd
 from celery_sqs_backoff.retry.options import InvalidOption, Options
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.errors import Failure, Kind
@@ -149,19 +148,6 @@ def test_nothing_runs_while_the_provider_is_down_and_all_is_recalled_afterwards(
     assert scene.keeper.waiting == 0
 
 
-@pytest.mark.parametrize(("most", "recalled"), [(None, 1), (8, 1), (4, 0)])
-def test_probes_spare_a_message_that_has_used_up_half_of_its_receives(
-    most: int | None, recalled: int
-) -> None:
-    scene = Scene(backoff=Exponential(base=18, cap=3600))
-    scene.outage()
-    assert scene.hide("m", receive_count=2, max_receive_count=most) > 100.0
-    scene.now += 30.0
-    assert len(scene.recall()) == recalled, "its own delay is 36 s"
-    scene.now += 10.0
-    assert len(scene.recall()) == 1 - recalled
-
-
 def test_what_is_brought_forward_waits_no_more_whoever_receives_it() -> None:
     """Else status, metrics and alerts count it until it would have been due: for an hour."""
     scene, waiting = Scene(), Waiting(clock=lambda: 0.0)
@@ -175,16 +161,6 @@ def test_what_is_brought_forward_waits_no_more_whoever_receives_it() -> None:
         scene.now += 1.0
         scene.recall()
     assert waiting.now("mail").waiting == 0
-
-
-def test_a_policy_that_fails_does_not_keep_messages_from_being_hidden() -> None:
-    class OneDelay(Policy):
-        def ceiling(self, attempt: int) -> float:
-            return [10.0][attempt - 1]
-
-    scene = Scene(backoff=OneDelay())
-    scene.outage()
-    assert scene.hide("m") >= 1
 
 
 def test_what_waits_behind_a_slow_call_is_recalled_only_while_its_hold_is_certain() -> None:
@@ -373,63 +349,6 @@ def test_without_another_thread_nothing_is_handed_over(monkeypatch: pytest.Monke
     assert scene.port.batches == []
 
 
-def test_a_worker_without_hidden_messages_stops_without_a_call() -> None:
-    scene = Scene()
-    scene.port.batches.clear()
-    scene.gates.hand_over()
-    assert scene.port.batches == []
-
-
-@pytest.mark.parametrize(
-    "ended",
-    [
-        RunEnd(End.RAISED, DeadLetter(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN)),
-        RunEnd(End.RAISED, Hide(3.0, Outcome.UNKNOWN)),
-        RunEnd(End.RETRY_ASKED, Hide(5.0, is_named=True)),
-        RunEnd(End.RETRY_ASKED, Hide(5.0)),
-        RunEnd(End.RETRY_ASKED),
-        RunEnd(End.IGNORED),
-        RunEnd(End.RAISED),
-        RunEnd(End.PROCESS_LOST),
-        RunEnd(End.CANCELLED),
-    ],
-    ids=repr,
-)
-def test_ends_that_say_nothing_of_the_provider_do_not_open_the_gate(ended: RunEnd) -> None:
-    scene = Scene()
-    for i in range(50):
-        scene.run(f"m{i}", ended)
-    assert scene.gate.core.state is State.CLOSED
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        Hide(3.0),
-        Hide(3.0, Outcome.UNKNOWN),
-        DeadLetter(GiveUpReason.MAX_RETRIES, Outcome.RETRYABLE),
-        DeadLetter(GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN),
-        None,
-    ],
-    ids=repr,
-)
-def test_failures_of_the_provider_open_the_gate_whatever_becomes_of_the_message(
-    word: Hide | DeadLetter | None,
-) -> None:
-    """A 502 that leaves the call in doubt costs the message; the others must not follow it."""
-    scene = Scene()
-    for i in range(6):
-        scene.run(f"m{i}", RunEnd(End.RAISED, word, Reply.FAILED))
-    assert scene.gate.core.state is State.OPEN
-
-
-def test_the_last_receive_that_the_queue_allows_runs() -> None:
-    scene = Scene()
-    scene.outage()
-    lease = scene.lease("m", receive_count=5, max_receive_count=5)
-    assert not scene.gate.keeps_back(lease, scene.options, list)
-
-
 def test_a_gate_hides_all_while_it_is_open_and_no_probe_is_due() -> None:
     """Then a task need not wait in Celery, for its ``rate_limit``, to be hidden."""
     scene = Scene()
@@ -438,37 +357,6 @@ def test_a_gate_hides_all_while_it_is_open_and_no_probe_is_due() -> None:
     assert scene.gate.hides_all
     scene.now += 60.0
     assert not scene.gate.hides_all, "what waits in Celery is no probe"
-
-
-def test_a_message_whose_retry_for_is_over_is_left_to_be_given_up() -> None:
-    scene = Scene(retry_for=60.0)
-    scene.outage()
-    lease = scene.lease("m", first_received_at=0.0, sent_at=0.0)
-    assert not scene.gate.keeps_back(lease, scene.options, list)
-
-
-def test_a_hidden_message_comes_back_before_the_end_of_retry_for_and_runs() -> None:
-    """The provider may be back by then; without a run it would be given up for nothing."""
-    scene = Scene(retry_for=600.0)
-    scene.outage()
-    now = time.time()
-    assert scene.hide("m") <= 540 + 1
-    late = scene.lease("late", first_received_at=now - 541.0, sent_at=now - 541.0)
-    assert not scene.gate.keeps_back(late, scene.options, list)
-    early = scene.lease("early", first_received_at=now - 539.0, sent_at=now - 539.0)
-    assert scene.gate.keeps_back(early, scene.options, list)
-
-
-def test_a_message_that_sqs_is_about_to_delete_runs() -> None:
-    """Hidden until the end of the retention period it would be lost."""
-    scene = Scene(retry_for=None)
-    scene.outage()
-    sent_at = time.time() - 3600.0
-    lease = scene.lease("m", sent_at=sent_at, retention_seconds=3600 + 299)
-    assert not scene.gate.keeps_back(lease, scene.options, list)
-    lease = scene.lease("m again", sent_at=sent_at, retention_seconds=3600 + 320)
-    assert scene.gate.keeps_back(lease, scene.options, list)
-    assert lease.due_at - scene.now <= 20
 
 
 def test_a_failed_message_waits_as_long_as_the_gate_says_and_for_retry_after() -> None:
@@ -495,23 +383,6 @@ def test_a_delay_that_the_task_has_named_is_not_cut_short() -> None:
     assert lease.recall.not_before == scene.now + 600.0
 
 
-def test_a_schedule_is_recalled_only_if_asked() -> None:
-    for recall, remembered in ((None, 0), (True, 1)):
-        scene = Scene(backoff=Schedule([500]), provider=Provider("mail", recall=recall))
-        scene.outage()
-        scene.hide("m")
-        assert scene.gate.hidden == remembered
-
-
-def test_a_worker_without_room_recalls_nothing() -> None:
-    scene = Scene(room=0)
-    scene.outage()
-    scene.hide("m")
-    scene.recover()
-    scene.now += 10.0
-    assert scene.recall() == []
-
-
 def paced(scene: Scene, name: str, **facts: Any) -> tuple[Any, list[str]]:
     """A message in line for a slot, and where it notes that it started."""
     lease = scene.lease(name, **facts)
@@ -523,18 +394,6 @@ def paced(scene: Scene, name: str, **facts: Any) -> tuple[Any, list[str]]:
 def step(scene: Scene) -> None:
     for action in scene.gates.pacer.step(scene.now):
         action()
-
-
-def test_messages_of_a_provider_with_a_rate_start_at_their_slots() -> None:
-    scene = Scene(provider=Provider("mail", rate=1.0))
-    first, second = paced(scene, "a"), paced(scene, "b")
-    step(scene)
-    assert (first[1], second[1]) == (["a"], [])
-    first[0].has_turn = False  # its task has begun
-    scene.now += 1.06
-    step(scene)
-    assert second[1] == ["b"]
-    assert not scene.gate.keeps_back(second[0], scene.options, list)
 
 
 @pytest.mark.parametrize("how", ["begins", "is settled", "is hidden"])
@@ -568,18 +427,6 @@ def test_what_waits_for_a_provider_is_counted() -> None:
     scene.outage()
     scene.hide("m")
     assert scene.gates.now() == [ProviderNow(provider="mail", state="paused", hidden=1)]
-
-
-def test_a_message_whose_slot_is_far_is_hidden_and_that_is_no_attempt() -> None:
-    """It is back a little before its slot, 10.5 and 21.05 s away: SQS hides for whole seconds.
-
-    Back after it, nobody used the slots of the first second in which hidden messages were due.
-    """
-    scene = Scene(provider=Provider("mail", rate="6/m"))
-    leases = [paced(scene, f"m{i}")[0] for i in range(3)]
-    step(scene)
-    now = scene.now
-    assert [lease.due_at for lease in leases] == [now, now + 10, now + 21]
 
 
 def test_no_message_is_hidden_for_its_slot_on_its_last_receive() -> None:
@@ -754,13 +601,6 @@ def test_no_event_tells_who_a_tenant_is() -> None:
     assert "secret" not in repr(opened)
 
 
-@pytest.mark.parametrize("payload", [None, 5, [], {"args": [1]}, ("a", {}), ([], [])], ids=repr)
-def test_a_call_without_a_tenant_has_the_gate_of_the_provider(payload: object) -> None:
-    scene = Scene()
-    task = Task(provider=Provider("mail", key="account"))
-    assert scene.gates.of_call(task, lambda: payload) is scene.gates.of("mail")
-
-
 def test_tenants_are_bounded_and_those_that_fail_are_kept() -> None:
     scene = Scene()
     provider = Provider("mail", key="account")
@@ -807,31 +647,6 @@ def test_tasks_of_one_provider_share_its_gate() -> None:
 def test_a_provider_that_is_none_of_ours_is_refused(value: object) -> None:
     with pytest.raises(InvalidOption, match="provider"):
         Options(provider=value)
-
-
-def test_a_machine_without_threads_keeps_no_message_from_being_settled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And the thread is started when there is room for it again."""
-    gates = Gates(Keeper(), room=lambda: 1)
-    gate = gates.of(Provider("mailgun"))
-    assert gate is not None
-    gate.core.state = State.OPEN
-
-    def no_room(thread: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("threading.Thread.start", no_room)
-        with gates.lock:
-            gates.look_again(gate)
-    assert gates.pacer._threads == []
-    with gates.lock:
-        gates.look_again(gate)
-    assert gates.pacer._threads != []
-    gates.pacer.stop()
-    for thread in gates.pacer._threads:
-        thread.join(10)
 
 
 def test_a_probe_that_ends_before_its_run_is_replaced() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from celery_sqs_backoff import FullJitter, Policy, Provider, Schedule
 from celery_sqs_backoff.provider.gate import (
     CALM_SECONDS,
     LEAST_GAIN_SECONDS,
@@ -29,6 +30,7 @@ from celery_sqs_backoff.provider.gate import (
 )
 from celery_sqs_backoff.provider.rate import RecoveryRate as Rate
 from celery_sqs_backoff.retry.decision import Reply
+from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.hidden import MARGIN_SECONDS, Hidden, Recall
 
 ANSWERED, REFUSED, FAILED = Reply.ANSWERED, Reply.REFUSED, Reply.FAILED
@@ -93,6 +95,73 @@ def recovering(now: float = 20.0, **options: Any) -> Worker:
     worker = down(**options)
     worker.recover(now)
     return worker
+
+
+# It is told of a message
+
+NOW = 1e9
+
+
+class OneDelay(Policy):
+    """A user's policy, which fails."""
+
+    def ceiling(self, attempt: int) -> float:
+        return [10.0][attempt]
+
+
+@pytest.mark.parametrize(
+    ("facts", "options", "expected"),
+    [
+        pytest.param({}, {}, {"longest": 540.0, "must_run": False}, id="the last run is before"),
+        pytest.param({"first_received_at": NOW - 541}, {}, {"longest": -1.0}, id="no time left"),
+        pytest.param(
+            {"sent_at": NOW - 3600, "retention_seconds": 3600 + 299},
+            {"retry_for": None},
+            {"longest": 0.0},
+            id="SQS is about to delete it",
+        ),
+        pytest.param(
+            {"sent_at": NOW - 3600, "retention_seconds": 3600 + 320},
+            {"retry_for": None},
+            {"longest": math.inf},
+            id="SQS keeps it",
+        ),
+        pytest.param(
+            {"receive_count": 5, "max_receive_count": 5}, {}, {"must_run": True}, id="last receive"
+        ),
+        pytest.param(
+            {"receive_count": 4, "max_receive_count": 5},
+            {},
+            {"must_run": False, "next_is_last": True, "is_spared": True},
+            id="last but one",
+        ),
+        pytest.param(
+            {"receive_count": 3, "max_receive_count": 8},
+            {},
+            {"next_is_last": False, "is_spared": False},
+            id="receives to spare",
+        ),
+        pytest.param({}, {"backoff": Schedule([500])}, {"is_recallable": False}, id="schedule"),
+        pytest.param(
+            {},
+            {"backoff": Schedule([500]), "provider": Provider("mail", recall=True)},
+            {"is_recallable": True},
+            id="schedule, recalled if asked",
+        ),
+        pytest.param(
+            {},
+            {"backoff": OneDelay()},
+            {"policy_longest": FullJitter().ceiling(1000), "is_recallable": True},
+            id="policy that fails",
+        ),
+    ],
+)
+def test_message(facts: dict[str, Any], options: dict[str, Any], expected: dict[str, Any]) -> None:
+    times = {"received_at": NOW, "first_received_at": NOW, "sent_at": NOW}
+    of: dict[str, Any] = {"provider": Provider("mail"), "backoff": FullJitter(), "retry_for": 600.0}
+    delivery = Delivery(message_id="m", queue_url="q", **{**times, **facts})
+    message = Message.of(delivery, rng=Middle(), now=NOW, **{**of, **options})
+    assert {name: getattr(message, name) for name in expected} == expected
 
 
 # It opens

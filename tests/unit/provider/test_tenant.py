@@ -38,6 +38,11 @@ def test_a_call_without_the_argument_has_no_tenant(args: Any, kwargs: Any) -> No
     assert tenant_of("account_id", send, (args, kwargs)) == ""
 
 
+@pytest.mark.parametrize("payload", [None, 5, [], {"args": [1]}, ("a", {}), ([], [])], ids=repr)
+def test_a_payload_that_is_no_call_has_no_tenant(payload: object) -> None:
+    assert tenant_of("account_id", send, payload) == ""
+
+
 def test_a_long_value_is_cut() -> None:
     assert len(tenant("account_id", "a" * 10_000)) == 500
 
