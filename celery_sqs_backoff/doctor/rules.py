@@ -404,7 +404,7 @@ def _in_receives(needed: int) -> str:
 def _more_receives(queue: QueueFacts, task: TaskFacts, allowed: int, needed: int) -> Fix:
     if needed <= MAX_MAX_RECEIVE_COUNT:
         return _set_redrive_policy(queue, queue.dlq_arn)
-    longer = "the fifo_cap" if queue.is_fifo else "the cap of the delays"
+    longer = "the fifo_cap" if queue.is_fifo else "the longest delay"
     text = (
         f"SQS allows {MAX_MAX_RECEIVE_COUNT} at the most: raise {longer} of {task.name}, or lower"
         " its retry_for."

@@ -490,7 +490,7 @@ def test_delays_that_are_too_short_for_any_number_of_receives_are_what_is_to_be_
     assert "need more than 1000 receives" in found.evidence
     assert "into an outage" in found.consequence
     assert found.fix.aws == ""
-    assert "raise the cap of the delays of shop.send_mail" in found.fix.text
+    assert "raise the longest delay of shop.send_mail" in found.fix.text
     endless = {"retry_for": None, "max_retries": None}
     assert examine(with_task(backoff=FullJitter(base=2, cap=60), **endless)) == []
 
