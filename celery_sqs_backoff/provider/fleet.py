@@ -30,6 +30,9 @@ KEEP_SECONDS = 600.0
 #: within the timeout of a call and the pause after it.
 APART_SECONDS = 10.0
 
+#: SQS hides a message no longer than 12 hours after its receive.
+LONGEST_RETURN_SECONDS = 11 * 3600.0
+
 #: Writes that other workers were faster than, before the store counts as away.
 _MOST_TRIES = 20
 
@@ -70,7 +73,7 @@ local now = time[1] * 1000 + time[2] / 1000
 local worker, present, keep = 'worker:' .. ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local slot_apart, back_apart = tonumber(ARGV[4]), tonumber(ARGV[5])
 local slots, returns = tonumber(ARGV[6]), tonumber(ARGV[7])
-local ahead, apart_for = tonumber(ARGV[8]), tonumber(ARGV[9])
+local ahead, apart_for, within = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local free, back, apart, workers = 0, 0, 0, 1
 local fields = redis.call('HGETALL', KEYS[1])
 for i = 1, #fields, 2 do
@@ -93,6 +96,7 @@ while taken < slots and apart <= now and free <= now + ahead do
 end
 back = math.max(back, free)
 for i = 1, returns do
+  if back > now + within then break end
   times[taken + i] = string.format('%.3f', back)
   back = back + back_apart
 end
@@ -126,18 +130,27 @@ class FleetSlots:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._records = records
-        self._name = json.dumps(name)
+        # With another rate after a deploy, times of return that lie hours ahead are wrong.
+        self._name = json.dumps([*name, rate])
         self._rate = rate
         self._worker = worker
         self._now = now
         self._last: Record | None = None
         self._ahead = 0.0
 
-    def take(self, slots: int, returns: int = 0, *, is_back: bool = False) -> Taken:
+    def take(
+        self,
+        slots: int,
+        returns: int = 0,
+        *,
+        within: float = LONGEST_RETURN_SECONDS,
+        is_back: bool = False,
+    ) -> Taken:
         """Take slots, and times of return for messages that are hidden.
 
         Arguments:
             slots, returns: how many are wanted.
+            within: seconds that the messages may be hidden.
             is_back: the store was away for this worker.
 
         Raises:
@@ -145,7 +158,7 @@ class FleetSlots:
         """
         run_script = getattr(self._records.store, "run_script", None)  # Redis has it
         if run_script is None:
-            return self._take_by_writes(slots, returns, is_back)
+            return self._take_by_writes(slots, returns, within, is_back)
         apart = 1000 / self._rate, 1000 / (self._rate * RETURN_SHARE)
         workers, taken, *found = run_script(
             _ADVANCE,
@@ -158,18 +171,26 @@ class FleetSlots:
             returns,
             AHEAD_SECONDS * 1000,
             APART_SECONDS * 1000 * is_back,
+            within * 1000,
         )
         now, apart_until, free_at, back_at, *times = (float(each) / 1000 for each in found)
         first = int(taken)
         assigned = Assigned(times[:first], times[first:], Times(free_at, back_at))
         return Taken(assigned, int(workers), now, apart_until)
 
-    def _take_by_writes(self, slots: int, returns: int, is_back: bool) -> Taken:
+    def _take_by_writes(self, slots: int, returns: int, within: float, is_back: bool) -> Taken:
         for _ in range(_MOST_TRIES):
             now = self._fleets_time()
             old = None if self._last is None else self._last.fields
             new, taken = advance(
-                old, self._worker, slots, returns, rate=self._rate, now=now, is_back=is_back
+                old,
+                self._worker,
+                slots,
+                returns,
+                rate=self._rate,
+                now=now,
+                within=within,
+                is_back=is_back,
             )
             if self._write(new, taken.assigned.times.back_at - now + KEEP_SECONDS):
                 return replace(taken, now=self._fleets_time())
@@ -199,6 +220,7 @@ def advance(
     *,
     rate: float,
     now: float,
+    within: float = LONGEST_RETURN_SECONDS,
     is_back: bool = False,
 ) -> tuple[dict[str, Any], Taken]:
     """Assign slots and times of return, and return the new record with them."""
@@ -208,7 +230,7 @@ def advance(
         apart_until = now + APART_SECONDS
     times = Times(record.get("free_at", 0.0), record.get("back_at", 0.0))
     wanted = 0 if now < apart_until else slots
-    assigned = assign(times, now, slots=wanted, returns=returns, rate=rate)
+    assigned = assign(times, now, slots=wanted, returns=returns, rate=rate, within=within)
     seen = {
         name: at
         for name, at in record.get("workers", {}).items()

@@ -16,6 +16,7 @@ Two numbers, :class:`Times`, are the whole state. Where a fleet shares them they
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..retry.decision import Reply
@@ -55,7 +56,7 @@ class Assigned:
 
     Attributes:
         slots: up to as many as it has asked for, none further away than ``AHEAD_SECONDS``.
-        returns: when to show the messages that it hides.
+        returns: when to show messages that it hides: up to as many as it has asked for.
         times: of the next one who asks.
     """
 
@@ -64,7 +65,9 @@ class Assigned:
     times: Times
 
 
-def assign(times: Times, now: float, *, slots: int, returns: int, rate: float) -> Assigned:
+def assign(
+    times: Times, now: float, *, slots: int, returns: int, rate: float, within: float = math.inf
+) -> Assigned:
     """Assign slots to messages, and times of return to others.
 
     Arguments:
@@ -72,14 +75,18 @@ def assign(times: Times, now: float, *, slots: int, returns: int, rate: float) -
         now: seconds of the same clock.
         slots, returns: how many are wanted.
         rate: slots a second.
+        within: seconds that the messages may be hidden. A later time of return is not spent on
+            them, because they would be back before it.
     """
     free_at, taken = max(times.free_at, now), list[float]()
     while len(taken) < slots and free_at <= now + AHEAD_SECONDS:
         taken.append(free_at)
         free_at += 1 / rate
-    back_at, apart = max(times.back_at, free_at), 1 / (rate * RETURN_SHARE)
-    back = [back_at + number * apart for number in range(returns)]
-    return Assigned(taken, back, Times(free_at, back_at + returns * apart))
+    back_at, back = max(times.back_at, free_at), list[float]()
+    while len(back) < returns and back_at <= now + within:
+        back.append(back_at)
+        back_at += 1 / (rate * RETURN_SHARE)
+    return Assigned(taken, back, Times(free_at, back_at))
 
 
 class RecoveryRate:

@@ -14,11 +14,12 @@ import random
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import zip_longest
 from typing import Final
 
 from celery.utils.log import get_logger
 
-from ..provider.fleet import FleetSlots, Taken, present_seconds
+from ..provider.fleet import LONGEST_RETURN_SECONDS, FleetSlots, Taken, present_seconds
 from ..provider.gate import ProviderGate
 from ..provider.rate import AHEAD_SECONDS, HEADROOM, LATEST_SECONDS, Times, assign
 from ..text import BUG_CALLS, error_site, printable
@@ -88,10 +89,11 @@ class Pace:
         self._rate = (rate or 0.0) * HEADROOM
         self.fleet = fleet
         self._gate, self._hide, self._rng = gate, hide, rng
-        #: How to start each message, and the longest that it may wait.
-        self._line: dict[Lease, tuple[Callable[[], object], float]] = {}
-        #: Messages without a time of return, and calls that hide the others.
-        self._to_hide: list[Lease] = []
+        #: How to start each message, and the longest that it may wait here, and be hidden.
+        self._line: dict[Lease, tuple[Callable[[], object], float, float]] = {}
+        #: Messages without a time of return, with the longest that each may be hidden, and calls
+        #: that hide the others.
+        self._to_hide: dict[Lease, float] = {}
         self._hiding: list[Callable[[], object]] = []
         self._slots: list[float] = []
         self._outstanding: list[Lease] = []
@@ -106,14 +108,22 @@ class Pace:
     def __len__(self) -> int:
         return len(self._line) + len(self._to_hide) + len(self._hiding)
 
-    def join(self, lease: Lease, start: Callable[[], object], longest: float) -> None:
+    def join(
+        self, lease: Lease, start: Callable[[], object], longest: float, hold: float = math.inf
+    ) -> None:
         """Add a message that may start but for its turn.
 
         Arguments:
             start: called in the pacer's thread when its turn has come. Must not block.
             longest: seconds that it may wait here. If that is too short it is hidden.
+            hold: the most seconds that it may be hidden.
         """
-        self._line[lease] = start, longest
+        self._line[lease] = start, longest, hold
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no message waits here, and each that has a slot has begun."""
+        return not len(self) and not self._outstanding
 
     @property
     def is_away(self) -> bool:
@@ -150,10 +160,10 @@ class Pace:
             lease for lease in self._outstanding if lease.has_turn and not lease.is_settled()
         ]
         wait = max(0.0, self._times.free_at - now)
-        for lease, (_, longest) in list(self._line.items())[len(self._slots) :]:
+        for lease, (_, longest, hold) in list(self._line.items())[len(self._slots) :]:
             if wait > longest:
                 del self._line[lease]
-                self._to_hide.append(lease)
+                self._to_hide[lease] = hold
             else:
                 wait += 1 / self._rate
         is_near = self._times.free_at <= now + AHEAD_SECONDS
@@ -165,10 +175,17 @@ class Pace:
         slots, hide = self.find_wanted(now)
         is_apart = self.fleet is None or now < self._apart_until
         if is_apart and (slots or hide):
-            own = assign(self._times, now, slots=slots, returns=len(hide), rate=self._share)
+            own = assign(
+                self._times,
+                now,
+                slots=slots,
+                returns=len(hide),
+                rate=self._share,
+                within=self.return_within,
+            )
             self._times = own.times
             self._slots = sorted([*self._slots, *own.slots])
-            self._give_returns(hide, own.returns)
+            self._give_returns(hide, own.returns, now)
         is_asked = self.is_away if is_apart else bool(slots or hide)
         return is_asked and now >= self._ask_at
 
@@ -182,7 +199,7 @@ class Pace:
         for slot in taken.assigned.slots:
             self._last_slot = max(slot - ahead, now, self._last_slot + 1 / self._rate)
             self._slots.append(self._last_slot)
-        self._give_returns(hide, [at - ahead for at in taken.assigned.returns])
+        self._give_returns(hide, [at - ahead for at in taken.assigned.returns], now)
         apart_until, times = taken.apart_until - ahead, taken.assigned.times
         if self.is_away:
             name = printable(self._name)
@@ -197,10 +214,21 @@ class Pace:
         self._apart_until = apart_until
         self._workers = max(self._workers, taken.workers)  # not all have asked since it is back
 
-    def _give_returns(self, hide: list[Lease], returns: list[float]) -> None:
-        for lease, at in zip(hide, returns, strict=True):
-            if lease in self._to_hide:
-                self._to_hide.remove(lease)
+    @property
+    def return_within(self) -> float:
+        """The most seconds that each of the messages may be hidden."""
+        return min([LONGEST_RETURN_SECONDS, *self._to_hide.values()])
+
+    def _give_returns(self, hide: list[Lease], returns: list[float], now: float) -> None:
+        """Hide messages until their times of return.
+
+        Where the fleet has more messages than it can hide, some have none. They come back at any
+        time, and find a place behind the messages that have run by then.
+        """
+        for lease, at in zip_longest(hide, returns):
+            if (hold := self._to_hide.pop(lease, None)) is not None:
+                within = min(hold, LONGEST_RETURN_SECONDS)
+                at = now + self._rng.uniform(0.5, 1.0) * within if at is None else at
                 self._hiding.append(partial(self._hide, lease, at))
 
     def _find_store_ahead(self, there: float, asked_at: float, now: float) -> float:
@@ -246,7 +274,7 @@ class Pace:
         if self.has_rate:
             ready = min(ready, sum(slot <= now for slot in self._slots))
         for lease in list(self._line)[: self._gate.turns(ready, now) if ready else 0]:
-            start, _ = self._line.pop(lease)
+            start = self._line.pop(lease)[0]
             lease.has_turn = True
             if self.has_rate:
                 self._slots.pop(0)
@@ -287,10 +315,17 @@ class Pacer:
         self._threads: list[threading.Thread] = []
         self._is_stopping = False
 
-    def join(self, pace: Pace, lease: Lease, start: Callable[[], object], longest: float) -> None:
+    def join(
+        self,
+        pace: Pace,
+        lease: Lease,
+        start: Callable[[], object],
+        longest: float,
+        hold: float = math.inf,
+    ) -> None:
         """Put a message in line: see :meth:`Pace.join`. Does not block."""
         with self._lock:
-            pace.join(lease, start, longest)
+            pace.join(lease, start, longest, hold)
             self._busy[pace] = None
             self._start_threads()
             self._changed.notify()
@@ -360,7 +395,7 @@ class Pacer:
                     self._asked[pace] = now
                     self._wanted.notify()
                 actions += pace.depart(now)
-                if not len(pace):
+                if pace.is_idle:
                     del self._busy[pace]
             if now >= self._look_at:
                 self._look_at = now + _AFTER_FAULT_SECONDS
@@ -392,9 +427,10 @@ class Pacer:
         with self._lock:
             asked_at, is_back = self._clock(), pace.is_away
             slots, hide = (0, []) if is_back else pace.find_wanted(asked_at)
+            within = pace.return_within
         taken, why = None, "a late answer"
         try:
-            taken = pace.fleet.take(slots, len(hide), is_back=is_back)
+            taken = pace.fleet.take(slots, len(hide), within=within, is_back=is_back)
         except Exception as exc:  # noqa: BLE001  # of any library: the message must not wait for it
             why = type(exc).__name__
         with self._lock:

@@ -109,15 +109,15 @@ class Gate:
             return True
         if start is None or lease.has_turn or not (look.waits or needs_slot):
             return False
-        longest = math.inf
-        if not lease.delivery.is_last_before_sqs_moves_it and _longest_hold(lease, options) > 0:
+        longest, hold = math.inf, _longest_hold(lease, options)
+        if not lease.delivery.is_last_before_sqs_moves_it and hold > 0:
             longest = RETURNED_SECONDS if lease.delivery.receive_count > 1 else NEW_SECONDS
         if not look.waits:
             with self._owner.lock:
                 self.core.ended(lease.message_id, None, now)  # it waits for its slot first
         # In a worker whose tasks do not begin it waits for a process rather than for a slot.
         lease.keeps_place = self.pace.is_full
-        self._owner.pacer.join(self.pace, lease, start, longest)
+        self._owner.pacer.join(self.pace, lease, start, longest, hold)
         return True
 
     def _look_at(self, lease: Lease, options: Options, now: float) -> Look:

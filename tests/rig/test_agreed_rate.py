@@ -45,14 +45,16 @@ class Store:
 class Fleet:
     """Workers whose tasks begin a little late and take a while. It notes when each begins."""
 
-    def __init__(self, rig: Any, *, workers: int = 3, messages: int) -> None:
-        self.rig, self.store = rig, Store()
+    def __init__(
+        self, rig: Any, *, workers: int = 3, messages: int, rate: int = RATE, **options: Any
+    ) -> None:
+        self.rig, self.rate, self.store = rig, rate, Store()
         self.began: list[float] = []
         #: Until then the provider does not answer. These workers' pools take nothing.
         self.hangs_until = 0.0
         self.stuck: list[Any] = []
         rig.app.conf.sqs_backoff = {"store": self.store, "secret": "x", "namespace": "fleet"}
-        rig.task(returns, provider=Provider("mail", rate=RATE))
+        rig.task(returns, provider=Provider("mail", rate=rate), **options)
         rig.on_run = self._take
         rig.queue(max_receive_count=1000)
         self.messages = [rig.send() for _ in range(messages)]
@@ -90,7 +92,7 @@ class Fleet:
         self.rig.pass_time(seconds)
         at = [each for each in self.began if each >= since]
         busiest = max(bisect_left(at, each + 1) - n for n, each in enumerate(at))
-        return len(at) / seconds / RATE, busiest
+        return len(at) / seconds / self.rate, busiest
 
 
 def test_one_killed_and_store_away(rig: Any) -> None:
@@ -106,6 +108,12 @@ def test_one_killed_and_store_away(rig: Any) -> None:
     assert used >= 0.9
     assert busiest <= RATE * 1.05
     assert max(message.receives for message in fleet.messages) <= 4, "each is hidden seldom"
+
+
+def test_backlog_longer_than_holds(rig: Any) -> None:
+    """The rate is used although no message may be hidden until its turn."""
+    fleet = Fleet(rig, workers=1, messages=500, rate=2, retry_for=80)
+    assert fleet.pass_time(220)[0] >= 0.85
 
 
 def test_store_away_at_start(rig: Any) -> None:

@@ -81,10 +81,10 @@ def test_workers_get_different_slots_at_one_rate(fleet: Fleet) -> None:
 
 def test_every_store_assigns_as_the_arithmetic_does(fleet: Fleet) -> None:
     worker, times, began = fleet("a"), Times(), 0.0
-    for slots, returns in ((3, 0), (0, 2), (99, 3), (1, 1)):
-        taken = worker.take(slots, returns)
+    for slots, returns, within in ((3, 0, 9), (0, 2, 9), (99, 3, 9), (1, 1, 9), (0, 9, 2)):
+        taken = worker.take(slots, returns, within=within)
         began = began or taken.now
-        expected = assign(times, 0.0, slots=slots, returns=returns, rate=10.0)
+        expected = assign(times, 0.0, slots=slots, returns=returns, rate=10.0, within=within)
         times, found = expected.times, taken.assigned
         assert [at - began for at in found.slots] == pytest.approx(expected.slots, abs=0.08)
         assert [at - began for at in found.returns] == pytest.approx(expected.returns, abs=0.08)

@@ -40,6 +40,13 @@ def test_assign(
     assert assigned.times.free_at == pytest.approx(free_at)
 
 
+def test_return_too_far() -> None:
+    """A time of return that is too far for a message is left to another one."""
+    assigned = assign(Times(5.0, 9.0), 5.0, slots=0, returns=9, rate=10.0, within=4.1)
+    assert assigned.returns == pytest.approx([9.0, 9.0 + APART])
+    assert assigned.times.back_at == pytest.approx(9.0 + 2 * APART)
+
+
 @pytest.mark.parametrize("rate", [0.001, 0.5, 20.0, 1000.0])
 def test_rate_holds(rate: float) -> None:
     """However often workers ask, slots are one over the rate apart, and none is lost."""
