@@ -85,7 +85,7 @@ PULL_DOUBLES_SECONDS, LONGEST_PULL = 0.5, 10.0
 #: Between two looks for messages to bring forward.
 RECOVERY_LOOK_SECONDS, OUTAGE_LOOK_SECONDS = 0.25, 1.0
 
-#: Calls under way that a gate knows.
+#: Calls under way that a gate knows, and messages that have failed in a recovery.
 MOST_CALLS = 10_000
 
 #: A stopping worker lets its hidden messages return at ten a second, within three minutes. It skips
@@ -263,6 +263,7 @@ class ProviderGate:
             was_away = is_quiet and self._in_a_row >= self._most_failures
             self._answered_at = now
             self._forget_row()
+            self._failures.pop(message_id, None)
             if is_probe:
                 self._recover(now)
             elif was_away and self.state is State.RECOVERING:
@@ -273,7 +274,9 @@ class ProviderGate:
             self._probe_later(now, retry_after)
         elif reply is not None and self.state is not State.OPEN:
             if self.state is State.RECOVERING and reply is Reply.FAILED:
-                self._failures[message_id] = self._failures.get(message_id, 0) + 1
+                self._failures[message_id] = self._failures.pop(message_id, 0) + 1
+                if len(self._failures) > MOST_CALLS:
+                    del self._failures[next(iter(self._failures))]
             if self._have_enough_failed(message_id, reply):
                 if now >= self._may_be_up_until():
                     self.state, self.opened_at = State.OPEN, now

@@ -50,6 +50,8 @@ class Hidden(Generic[K]):
     def __init__(self, most: int = MOST_HIDDEN) -> None:
         self._most = most
         self._kept: dict[K, tuple[float, int, Recall]] = {}
+        #: The messages that must not run yet, by the time from which they may; and the others.
+        self._early: list[tuple[float, int, K]] = []
         self._furthest: list[tuple[float, int, K]] = []
         self._tickets = itertools.count()
 
@@ -71,10 +73,11 @@ class Hidden(Generic[K]):
             return None
         ticket = next(self._tickets)
         self._kept[message] = certain_until, ticket, recall
-        heapq.heappush(self._furthest, (-certain_until, ticket, message))
-        if len(self._furthest) > 2 * len(self._kept) + 64:
-            self._furthest = [(-at, n, key) for key, (at, n, _) in self._kept.items()]
-            heapq.heapify(self._furthest)
+        heapq.heappush(self._early, (recall.not_before, ticket, message))
+        if len(self._early) + len(self._furthest) > 2 * len(self._kept) + 64:
+            self._early = [(each.not_before, n, key) for key, (_, n, each) in self._kept.items()]
+            heapq.heapify(self._early)
+            self._furthest = []
         return certain_until
 
     def discard(self, message: K) -> None:
@@ -82,19 +85,22 @@ class Hidden(Generic[K]):
 
     def furthest(self, most: int, now: float) -> list[K]:
         """Return up to ``most`` messages that may run, those due last first."""
-        found: list[K] = []
-        passed: list[tuple[float, int, K]] = []
+        while self._early and self._early[0][0] <= now:
+            _, ticket, message = heapq.heappop(self._early)
+            heapq.heappush(self._furthest, (-self._until(message, ticket), ticket, message))
+        found: list[tuple[float, int, K]] = []
         while self._furthest and len(found) < most:
             entry = heapq.heappop(self._furthest)
-            until, ticket, recall = self._kept.get(entry[2], (0.0, -1, None))
-            if recall is None or ticket != entry[1]:
-                continue
-            passed.append(entry)
-            if recall.not_before <= now < until:
-                found.append(entry[2])
-        for entry in passed:
+            if now < self._until(entry[2], entry[1]):
+                found.append(entry)
+        for entry in found:
             heapq.heappush(self._furthest, entry)
-        return found
+        return [message for _, _, message in found]
+
+    def _until(self, message: K, ticket: int) -> float:
+        """Return the end of a hold, or 0 if it has ended."""
+        at, newest, _ = self._kept.get(message, (0.0, ticket, None))
+        return at if newest == ticket else 0.0
 
     def to_probe_with(self, now: float) -> K | None:
         """Return the message that was received least.

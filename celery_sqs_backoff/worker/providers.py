@@ -397,10 +397,13 @@ class Gates:
         by_queue: dict[str, list[Lease]] = defaultdict(list)
         most = self._room()
         with self.lock:
+            left = self._keeper.room_to_bring_forward(most)
             for gate in self._gates.values():
+                # Probes are few, and do not wait for the recovery of another provider.
                 is_probing = gate.core.state is State.OPEN
-                room = self._keeper.room_to_bring_forward(1 if is_probing else most)
-                for row in gate.recalls(room=room):
+                rows = gate.recalls(room=min(most, 1) if is_probing else left)
+                left -= 0 if is_probing else len(rows)
+                for row in rows:
                     by_queue[row.queue.url].append(row)
             for url, rows in by_queue.items():
                 ids = tuple(row.message_id for row in rows)

@@ -57,6 +57,9 @@ _AFTER_TRANSIENT = FullJitter(base=0.2, cap=10)
 #: Backoff for refusals that need an operator, such as a missing permission.
 _AFTER_REFUSAL = EqualJitter(base=4, cap=60)
 
+#: Calls of a queue that have failed count as failing for this time.
+_FAILING_SECONDS = 60.0
+
 #: Backoff for a dead letter that cannot be sent.
 _AFTER_UNSENT = EqualJitter(base=1, cap=300)
 
@@ -241,12 +244,15 @@ class SettlementTable:
                 self._plan(lease, self.clock())
         if goes_on:
             lease.free()
-        elif lease.message_id in self.memory.fates:
-            record = self.memory.fates.get(lease.message_id)
-            if record is None or (lease.queue.is_read and lease.queue.dlq_url is None):
-                lease.done()
-            else:
-                lease.dead_letter(record)
+            return
+        try:
+            record = self.memory.fates[lease.message_id]
+        except KeyError:
+            return
+        if record is None or (lease.queue.is_read and lease.queue.dlq_url is None):
+            lease.done()
+        else:
+            lease.dead_letter(record)
 
     def _goes_on(self, earlier: Lease, newer: Lease) -> bool:
         """Return whether a message that is received again goes on as it is."""
@@ -329,8 +335,10 @@ class SettlementTable:
         One at a time while calls fail: each may leave its messages in doubt.
         """
         with self.lock:
-            lanes = self._lanes.values()
-            if any(x.failures and x.operation is Operation.CHANGE_VISIBILITY for x in lanes):
+            lanes = [x for x in self._lanes.values() if x.operation is Operation.CHANGE_VISIBILITY]
+            # After that time the lane of a quiet queue has had no call that could succeed.
+            since = self.clock() - _FAILING_SECONDS
+            if any(x.failures and x.not_before > since for x in lanes):
                 most = min(most, 1)
             return max(0, most - self._unanswered)
 
@@ -471,6 +479,9 @@ class SettlementTable:
                 lane.failures, lane.not_before = 0, 0.0
             for entry, result in zip(call.entries, results, strict=True):
                 lease = self._leases.get(entry.lease.key)
+                if result is None and entry.purpose is State.DEAD_LETTER:
+                    # Also if the message was lost: received again, it needs only its delete.
+                    self.memory.settled(entry.lease.message_id, None)
                 if lease is not None:
                     is_shared = result is not None and results.count(result) > 1
                     self._enter(lease, entry, result, call.asked_at, is_shared=is_shared)
@@ -528,7 +539,6 @@ class SettlementTable:
                 lease.failures = 0
             self._plan(lease, now)
         elif entry.purpose is State.DEAD_LETTER:
-            self.memory.settled(lease.message_id, None)
             lease.move(State.DELETE, failures=0)
             lease.shed()
             self._plan_removal(lease, now)

@@ -113,8 +113,6 @@ def transport_to(sqs: RecordingSQS) -> type[virtual.Transport]:
     class Channel(virtual.Channel):
         """Publishes and acknowledges as kombu's channel of SQS does; the worker receives."""
 
-        do_restore = False
-
         @property
         def transport_options(self) -> Any:
             return self.connection.client.transport_options

@@ -224,7 +224,10 @@ def test_unregistered_task_without_dlq(rig):
     ids=repr,
 )
 def test_wrong_arguments(rig, pool, payload):
-    """A body that Celery would fail at in the pool is kept, and takes no process."""
+    """A body that Celery would fail at in the pool is kept, takes no process, and stays alone.
+
+    kombu sends a copy of a message that it still holds when its channel closes.
+    """
     rig.task(returns)
     rig.start_worker(pool=pool)
     good = json.loads(rig.send()._sent.body)
@@ -232,6 +235,9 @@ def test_wrong_arguments(rig, pool, payload):
     good["body"] = base64.b64encode(json.dumps(payload).encode()).decode()
     raw = send_raw(rig, json.dumps(good))
     assert_kept(rig, raw)
+    rig.worker.stop()
+    [queue] = (queue for url, queue in rig.sqs.queues.items() if url.endswith("/q"))
+    assert queue.messages == [raw]
 
 
 @pytest.mark.parametrize(

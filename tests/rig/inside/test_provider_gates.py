@@ -298,6 +298,26 @@ def test_a_worker_that_stops_lets_what_it_has_hidden_come_back_soon(
     assert len(scene.port.batches) == 3
 
 
+def test_providers_that_recover_share_the_room_of_the_worker() -> None:
+    """And a recovery does not hold up the probe of another provider."""
+    scene = Scene(room=4)
+    for name in ("mail", "sms", "fax"):
+        gate = scene.gates.of(Provider(name))
+        assert gate is not None
+        scene.gate = gate
+        scene.outage()
+        for i in range(9):
+            scene.hide(f"{name} {i}")
+        if name != "fax":
+            scene.now += 200.0
+            scene.run(f"the probe of {name}", RunEnd(End.RETURNED))
+            scene.gate.core.rate.rate = 100.0
+    scene.now += 200.0
+    handles = scene.recall()
+    assert len([each for each in handles if "fax" in each]) == 1
+    assert len([each for each in handles if "fax" not in each]) == 4
+
+
 def test_a_recovery_is_seen_until_it_is_over() -> None:
     scene = Scene()
     scene.outage()

@@ -253,6 +253,17 @@ def test_a_dead_letter_is_not_sent_of_a_message_that_somebody_else_has() -> None
     assert (table.told, len(table._leases), table.waiting) == ([SettlementFailed], 0, 0)
 
 
+def test_a_dead_letter_that_was_sent_is_not_sent_again():
+    """SQS refused to renew the message while its dead letter was under way."""
+    table = Table()
+    lease = table.receive()
+    table.settle(lease, State.DEAD_LETTER)
+    send = table.calls_due(9.0)[Operation.SEND]
+    table.enter(table.calls_due(lease.renew_at)[Operation.CHANGE_VISIBILITY], [VOID])
+    table.enter(send, [None])
+    assert table.receive("m", "newer").state is State.DELETE
+
+
 @pytest.mark.parametrize("want", [State.DELETE, State.DEAD_LETTER])
 @pytest.mark.parametrize(("failures", "seconds"), [(3, 30), (4, 60), (20, 900)])
 def test_what_fails_in_passing_stays_hidden_for_no_longer(want, failures, seconds) -> None:
@@ -337,6 +348,30 @@ def test_while_calls_fail_one_message_is_brought_forward_at_a_time():
     assert table.room_to_bring_forward(5) == 0
     assert table.answer_all(110.0) == 1
     assert table.room_to_bring_forward(5) == 5
+
+
+def test_a_failed_call_without_a_second_try_slows_recalls_for_a_minute():
+    """No further call about visibility is due, so none could succeed."""
+    table, _, _ = hidden_table(1)
+    lease = table.receive("held", "h")
+    table.now = 15.0
+    call = table.next_call()
+    lease.done()
+    table.enter(call, [THROTTLED])
+    table.answer_all(16.0)
+    assert table.room_to_bring_forward(5) == 1
+    table.now = 90.0
+    assert table.room_to_bring_forward(5) == 5
+
+
+def test_a_message_that_must_not_run_yet_costs_no_look():
+    hidden = Hidden()
+    for n in range(100):
+        hidden.add(n, 900.0, Recall(hidden, not_before=500.0), 0.0)
+    hidden.add("may run", 800.0, Recall(hidden), 0.0)
+    assert hidden.furthest(5, 0.0) == ["may run"]
+    assert len(hidden._furthest) == 1
+    assert hidden.furthest(2, 500.0) == [0, 1]
 
 
 def test_hidden_messages_come_forward_furthest_first_and_are_kept_up_to_a_limit():

@@ -443,6 +443,15 @@ def test_those_that_wait_are_all_looked_at_again_when_the_gate_opens() -> None:
     assert not runs(worker.look("one of them", 30.0))
 
 
+def test_a_recovery_remembers_no_message_that_is_done() -> None:
+    worker = recovering()
+    worker.gate.rate.rate = 100.0
+    for reply in (FAILED, ANSWERED):
+        worker.gate.started("m", 21.0)
+        worker.gate.ended("m", reply, 21.0)
+    assert not worker.gate._failures
+
+
 def test_all_that_is_hidden_is_brought_forward_the_furthest_due_first() -> None:
     worker = down()
     names = [f"m{i}" for i in range(50)]

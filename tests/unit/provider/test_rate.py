@@ -42,7 +42,7 @@ def test_assign(
 
 def test_return_too_far() -> None:
     """A time of return that is too far for a message is left to another one."""
-    assigned = assign(Times(5.0, 9.0), 5.0, slots=0, returns=9, rate=10.0, within=4.1)
+    assigned = assign(Times(5.0, 9.0), 5.0, slots=0, returns=9, rate=10.0, within=4.2)
     assert assigned.returns == pytest.approx([9.0, 9.0 + APART])
     assert assigned.times.back_at == pytest.approx(9.0 + 2 * APART)
 
