@@ -110,7 +110,8 @@ def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None
         return Queue(url, is_read=False)
     logger.error(
         "sqs_backoff.queue_unreadable: %s: %s; assuming a visibility timeout of %d s and no"
-        " dead-letter queue. The worker needs sqs:GetQueueAttributes on the queue.",
+        " dead-letter queue, so messages that are given up are deleted. The worker needs"
+        " sqs:GetQueueAttributes on the queue.",
         url,
         found,
         DEFAULT_VISIBILITY_TIMEOUT_SECONDS,

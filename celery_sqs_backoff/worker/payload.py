@@ -36,6 +36,9 @@ _HEADERS: Final[dict[str, type | tuple[type, ...]]] = {
 }
 
 
+_MOST_SECONDS: Final = 1e9
+
+
 class NotUnderstood(Exception):
     """The body is not a task message. The text says why, without a word of the body."""
 
@@ -147,6 +150,14 @@ def check_headers(headers: Mapping[str, Any]) -> None:
         value = headers.get(name)
         if value is not None and not isinstance(value, types):
             raise NotUnderstood(f"its header {name} is of type {type(value).__name__}")
+    # The pool makes timers of them in Celery's loop, which would end with the worker.
+    if not all(limit is None or _is_time(limit) for limit in headers.get("timelimit") or ()):
+        raise NotUnderstood("its header timelimit is no pair of seconds")
+
+
+def _is_time(value: Any) -> bool:
+    """Return whether a value is seconds, and no more than a timer takes."""
+    return isinstance(value, int | float) and 0 <= value < _MOST_SECONDS
 
 
 def check_call(payload: Any) -> None:

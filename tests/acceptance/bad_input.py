@@ -48,6 +48,7 @@ _HALF_A_TASK: dict[str, dict[str, object]] = {
     "no-id": {"lang": "py", "task": TASK_NAME},
     "retries-is-text": _TASK | {"retries": "many"},
     "timelimit-is-a-number": _TASK | {"timelimit": 3},
+    "timelimit-is-no-time": _TASK | {"timelimit": ["a", "b"]},
     "expires-is-a-list": _TASK | {"expires": [1]},
     "id-is-a-dict": _TASK | {"id": {}},
     "task-is-a-list": _TASK | {"task": ["a"]},

@@ -83,6 +83,13 @@ def test_wrong_type(changes: dict[str, Any]) -> None:
         celery_payload(envelope(**changes))
 
 
+@pytest.mark.parametrize("limits", [["a", "b"], [None, "x"], [10**400, None], [-1, None]], ids=repr)
+def test_wrong_time_limit(limits: list[Any]) -> None:
+    """A limit of which the pool cannot make a timer would end a prefork worker."""
+    with pytest.raises(NotUnderstood, match="pair of seconds"):
+        celery_payload(envelope(headers={"timelimit": limits}))
+
+
 def test_headers_of_celery() -> None:
     """All headers that Celery writes are understood."""
     with Celery("app", set_as_current=False) as app:
