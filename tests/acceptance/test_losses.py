@@ -19,10 +19,7 @@ from tests.support import loop_probe
 from tests.support.differences import STALE_HANDLE_IS_REFUSED, differs
 from tests.support.fault_proxy import (
     delayed,
-    drop_after,
     expired_token,
-    failed_entries,
-    throttled,
     unavailable,
 )
 from tests.support.processes import eventually
@@ -35,7 +32,6 @@ app = app_of_this_module()
 DELETE = ("DeleteMessageBatch",)
 HIDE = ("ChangeMessageVisibilityBatch",)
 SETTLING = DELETE + HIDE
-RECEIVE = ("ReceiveMessage",)
 
 
 class ProviderDown(Exception):
@@ -293,74 +289,6 @@ def test_outage(reconnected: Reconnected, pool: str) -> None:
 
 
 # Calls that fail
-
-
-FAULTS = {
-    "503": unavailable(actions=SETTLING, times=3),
-    "throttled": throttled(actions=SETTLING, times=3),
-    "some-entries-fail": failed_entries(0, 3, 7, actions=SETTLING, times=3),
-    "done-but-no-answer": drop_after(actions=SETTLING, times=3),
-}
-MAILS = 10
-
-
-class Faulty:
-    """One worker, and a queue for each way in which its calls fail."""
-
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        assert stage.proxy is not None
-        for queue, fault in FAULTS.items():
-            stage.fail(queue, fault)
-            for n in range(MAILS):
-                stage.send("mail", queue, n, n % 2, queue=queue)
-        stage.fail("attributes", unavailable(actions=("GetQueueAttributes",)))
-        with stage.worker(pool="threads", concurrency=4) as worker:
-            assert stage.proxy.counts()["GetQueueAttributes"].faults > 0
-            stage.heal("attributes")
-            self.given_up = stage.send("fails", queue="attributes").id
-            stage.fail(
-                "receive",
-                expired_token(actions=RECEIVE, times=2),
-                unavailable(actions=RECEIVE, times=1),
-            )
-            stage.send("mail", "receive", 0, queue="receive")
-            stage.wait_until_settled(timeout=60)
-            self.log = worker.log()
-            counts = stage.proxy.counts()
-            self.faults = sum(counts[action].faults for action in SETTLING)
-
-
-@pytest.fixture(scope="module")
-def faulty(make_scene: Callable[..., Stage]) -> Faulty:
-    return Faulty(make_scene(queues={queue: {} for queue in (*FAULTS, "receive", "attributes")}))
-
-
-@pytest.mark.hazard("H5")
-@pytest.mark.parametrize("queue", FAULTS)
-def test_settlement_fails(faulty: Faulty, queue: str) -> None:
-    """A settlement that fails is made good: each task runs as often as it must."""
-    runs = Counter(run["n"] for run in faulty.stage.record.entries(queue=queue))
-    assert runs == {n: 1 + n % 2 for n in range(MAILS)}
-    assert faulty.faults == 3 * len(FAULTS)
-    assert faulty.stage.dead_letters(queue) == []
-
-
-@pytest.mark.hazard("0.1")
-def test_receive_fails(faulty: Faulty) -> None:
-    """A worker that cannot receive goes on when it can."""
-    assert len(faulty.stage.record.entries(queue="receive")) == 1
-    assert "sqs_backoff.receive_failed" in faulty.log
-
-
-def test_dead_letter_queue_unknown_at_start(faulty: Faulty) -> None:
-    """A worker that starts while SQS is away finds the dead-letter queue before it gives up.
-
-    If it believed that there is none, it would delete the message.
-    """
-    [letter] = faulty.stage.dead_letters("attributes")
-    assert letter.record is not None
-    assert letter.record["id"] == faulty.given_up
 
 
 @pytest.mark.hazard("H11")

@@ -15,7 +15,7 @@ from tests.support.processes import eventually
 from tests.support.record import connect_in_worker, note
 from tests.support.redis_database import redis_url
 
-from .stage import KILLED, REDIS, Stage, app_of_this_module
+from .stage import REDIS, Stage, app_of_this_module
 
 pytestmark = pytest.mark.redis
 
@@ -129,17 +129,9 @@ def captured_events(broker: str) -> Iterator[list[dict[str, Any]]]:
 
 BY_HAND = ("by-hand", "replaced", "others")
 
-#: Nothing listens there, and nobody waits long for it.
-NO_BACKEND = {
-    "result_backend": "redis://127.0.0.1:1/0",
-    "result_backend_transport_options": {"retry_policy": {"max_retries": 0}},
-    "redis_retry_on_timeout": False,
-    "task_track_started": True,
-}
-
 
 class Retried:
-    """What three workers do: one is watched by Flower, one has no result backend at hand."""
+    """What two workers do, of which one is watched by Flower."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -151,14 +143,12 @@ class Retried:
                 "queues": [stage["watched"].name, stage["results"].name],
             },
             "plain": {"queues": [stage[queue].name for queue in (*BY_HAND, "spread")]},
-            "alone": {"conf": NO_BACKEND, "queues": [stage["alone"].name], **KILLED},
         }
         with captured_events(redis_url()) as self.events, stage.workers(**options):
             self.flaky = stage.send("flaky", 3, queue="watched")
             self.hopeless = stage.send("hopeless", queue="results")
             eventually(lambda: self.hopeless.state == "RETRY", timeout=60, interval=0.01)
             self.exception_meanwhile = self.hopeless.result
-            self.alone = stage.send("flaky", 1, queue="alone")
             stage.send("polls", 7, queue="by-hand")
             stage.send("same", 7, kwargs={"step": 1}, queue="by-hand")
             self.goes_on = stage.send("goes_on", 1, queue="replaced")
@@ -166,7 +156,7 @@ class Retried:
             for _ in range(40):
                 stage.send("spread", queue="spread")
             eventually(lambda: len(stage.delays_asked("spread")) >= 40, timeout=60)
-            stage.wait_until_settled("watched", "results", "alone", *BY_HAND)
+            stage.wait_until_settled("watched", "results", *BY_HAND)
             for result, last in ((self.flaky, "succeeded"), (self.hopeless, "failed")):
                 eventually(
                     lambda task_id=result.id, last=last: (
@@ -181,9 +171,7 @@ class Retried:
 
 @pytest.fixture(scope="module")
 def retried(make_scene: Callable[..., Stage]) -> Retried:
-    queues: dict[str, Any] = {
-        queue: {} for queue in ("watched", "results", "alone", "spread", *BY_HAND)
-    }
+    queues: dict[str, Any] = {queue: {} for queue in ("watched", "results", "spread", *BY_HAND)}
     return Retried(make_scene(queues=queues, conf={"result_backend": REDIS}))
 
 
@@ -250,13 +238,6 @@ def test_flower(retried: Retried) -> None:
     of_flaky = [event for event in retried.events if event.get("uuid") == retried.flaky.id]
     assert [e["retries"] for e in of_flaky if e["type"] == "task-received"] == [0, 1, 2, 3]
     assert all("ProviderDown" in e["exception"] for e in of_flaky if e["type"] == "task-retried")
-
-
-def test_no_result_backend(retried: Retried) -> None:
-    """A retry is not lost while the result backend is away."""
-    runs = [run for run in retried.stage.runs("flaky") if run["root"] == retried.alone.id]
-    assert [run["retries"] for run in runs] == [0, 1]
-    assert retried.stage.dead_letters("alone") == []
 
 
 @pytest.mark.story("M3")

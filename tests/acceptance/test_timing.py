@@ -1,4 +1,4 @@
-"""When a task runs: when it is due, when there is a free process, and not after its time."""
+"""When a task runs: when it is due, and when there is a free process."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from celery.worker import state
 
 from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.testing import on_local_sqs
 from tests.support.processes import eventually
 from tests.support.record import note
 
-from .stage import KILLED, REDIS, Stage, app_of_this_module
-
-pytestmark = pytest.mark.redis
+from .stage import KILLED, Stage, app_of_this_module
 
 app = app_of_this_module()
 
@@ -41,55 +38,17 @@ def limited(name: str) -> None:
     note(task="limited", name=name)
 
 
-@app.task(base=SQSBackoffTask, name="revoke")
-def revoke(task_id: str) -> None:
-    """Do what remote control does, in a pool that shares the worker's process."""
-    state.revoked.add(task_id)
-    note(task="revoke")
-
-
-def note_name(task: Any) -> None:
-    note(task=task.name)
-
-
-RECEIVED_OFTEN = {
-    "gate.max_retries": {"max_retries": 2},
-    "gate.never": {"max_retries": 0},
-    "gate.no_limits": {"retry_for": None},
-}
-for _name, _options in (RECEIVED_OFTEN | {"gate.over": {"retry_for": 1}}).items():
-    app.task(name=_name, base=SQSBackoffTask, bind=True, **_options)(note_name)
-
-
-def use_up_receives(stage: Stage, queue: str, times: int) -> None:
-    """Receive all messages, as workers do that die before they know what became of the task."""
-    for _ in range(times):
-        assert stage.sqs.receive_message(
-            QueueUrl=stage[queue].url,
-            MaxNumberOfMessages=10,
-            VisibilityTimeout=0,
-            WaitTimeSeconds=5,
-        )["Messages"]
-
-
 class Scene:
     """Three workers: for times and receives, for long tasks, and with a pool that may grow."""
 
     def __init__(self, stage: Stage) -> None:
         assert stage.proxy is not None
         self.stage = stage
-        self.received_often = {task: stage.send(task, queue="often") for task in RECEIVED_OFTEN}
-        self.expires = stage.send("gate.max_retries", queue="often", expires=0.1)
-        use_up_receives(stage, "often", 4)
-        stage.send("gate.over", queue="over")
-        # Three: as many runs may have been lost as crash_budget allows.
-        use_up_receives(stage, "over", 3)
-        over_at = time.monotonic() + 1
         options: dict[str, Any] = {
             "times": {
                 "pool": "threads",
                 "concurrency": 2,
-                "queues": [stage[queue].name for queue in ("main", "fifo", "often", "over")],
+                "queues": [stage[queue].name for queue in ("main", "fifo")],
             },
             "long": {
                 "concurrency": 1,
@@ -106,12 +65,9 @@ class Scene:
         }
         # Ready first: on a busy machine a worker takes longer to start than some of these wait.
         with stage.workers(**options):
-            assert time.monotonic() >= over_at
             self._send()
             eventually(lambda: len(self.runs_of("eta", "countdown", "fifo")) >= 3, timeout=60)
-            eventually(lambda: self.revoked.state == self.expired.state == "REVOKED", timeout=60)
-            eventually(lambda: self.expires.state == "REVOKED", timeout=60)
-            stage.wait_until_settled("fifo", "long", "often", "over")
+            stage.wait_until_settled("fifo", "long")
             eventually(
                 lambda: stage.messages("main") == (0, 1),
                 timeout=60,
@@ -142,12 +98,6 @@ class Scene:
         send("runs", "eta", eta=now + timedelta(seconds=ETA_SECONDS))
         send("runs", "far", eta=now + timedelta(hours=2))
         send("runs", "late", eta=now - timedelta(minutes=5))
-        in_hours = now + timedelta(hours=3)
-        self.expired = send("runs", "expired", eta=in_hours, expires=now - timedelta(seconds=1))
-        revoked_id = "11111111-2222-4333-8444-555555555555"
-        send("revoke", revoked_id)
-        eventually(lambda: stage.runs("revoke"), timeout=60)
-        self.revoked = send("runs", "revoked", eta=in_hours, task_id=revoked_id)
 
     def runs_of(self, *names: str) -> list[dict[str, Any]]:
         return [run for run in self.stage.runs("runs") if run["name"] in names]
@@ -158,8 +108,8 @@ def scene(make_scene: Callable[..., Stage]) -> Scene:
     short = {"visibility_timeout_seconds": VISIBILITY_TIMEOUT_SECONDS}
     held = {"visibility_timeout_seconds": 60}
     queues = {"main": short, "fifo": {"fifo": True, **short}, "long": short, "growing": held}
-    queues |= {"far": {}, "often": {}, "over": {}}
-    return Scene(make_scene(queues=queues, conf={"result_backend": REDIS}))
+    queues["far"] = {}
+    return Scene(make_scene(queues=queues))
 
 
 @pytest.mark.hazard("H10")
@@ -196,38 +146,6 @@ def test_late(scene: Scene) -> None:
     [run] = scene.runs_of("late")
     [on_time] = scene.runs_of("eta")
     assert run["time"] < on_time["time"] - 1
-
-
-@pytest.mark.hazard("H26", "H27")
-@pytest.mark.parametrize("why", ["expired", "revoked"])
-def test_not_wanted(scene: Scene, why: str) -> None:
-    """A task that has expired, or is revoked, is not kept until its time."""
-    assert getattr(scene, why).state == "REVOKED"
-    assert scene.runs_of(why) == []
-
-
-@pytest.mark.hazard("H26")
-def test_expires(scene: Scene) -> None:
-    """A message that has expired does not run, however few of its retries are used."""
-    assert scene.expires.state == "REVOKED"
-    assert len(scene.stage.runs("gate.max_retries")) == 1
-    assert scene.stage.dead_letters("often") == []
-
-
-@pytest.mark.parametrize("task", RECEIVED_OFTEN)
-@pytest.mark.story("Q3")
-def test_received_often(scene: Scene, task: str) -> None:
-    """A message that was received often runs: workers may have given it back unstarted."""
-    scene.received_often[task].get(timeout=5)
-    assert len(scene.stage.runs(task)) == 1
-
-
-def test_retry_for_is_over(scene: Scene) -> None:
-    """A message may have run each time it was received, so it does not start after its time."""
-    [letter] = scene.stage.dead_letters("over")
-    assert letter.record is not None
-    assert letter.record["reason"] == "retry_for is over"
-    assert scene.stage.runs("gate.over") == []
 
 
 @pytest.mark.hazard("H14")

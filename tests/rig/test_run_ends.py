@@ -528,6 +528,7 @@ def test_revoked_and_exhausted(rig):
     assert rig.story()[-2:] == ["discarded", "discarded"]
 
 
+@pytest.mark.story("Q3")
 def test_receives_without_run(rig):
     """A message that was received often and never run is run, whatever ``max_retries`` says."""
     rig.queue(max_receive_count=5)
