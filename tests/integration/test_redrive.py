@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 from botocore.config import Config
 
-import celery_sqs_backoff
 from celery_sqs_backoff.redrive import (
     Ended,
     RedriveRefused,
@@ -41,14 +40,6 @@ def stage(sqs: SQSClient, proxy: FaultProxy, queue: LocalQueue) -> RedriveStage:
 @pytest.fixture
 def fifo(sqs: SQSClient, proxy: FaultProxy, make_queue: Callable[..., LocalQueue]) -> RedriveStage:
     return RedriveStage(sqs, proxy.endpoint, make_queue(fifo=True))
-
-
-def test_the_function_and_the_engine_have_the_same_name():
-    """``from celery_sqs_backoff import redrive`` is the function, whatever was imported before."""
-    from celery_sqs_backoff.redrive import redrive
-
-    assert celery_sqs_backoff.redrive is redrive
-    assert callable(redrive)
 
 
 # Where from, where to

@@ -13,30 +13,19 @@ from celery import Celery
 from celery_sqs_backoff import redrive
 from celery_sqs_backoff.redrive import Ended, RedriveUnreachable
 from celery_sqs_backoff.redrive import run as run_module
-from celery_sqs_backoff.redrive.events import InDoubt, MessagesSent, Poison, Started
 from celery_sqs_backoff.testing import LocalQueue
 from tests.support.differences import RACES_WITH_ITSELF, differs
 from tests.support.fault_proxy import (
     FaultProxy,
-    drop_after,
-    drop_before,
-    failed_entries,
     http_error,
-    throttled,
-    unavailable,
 )
 
-from .redrive_stage import RedriveStage, ids_of
+from .redrive_stage import RedriveStage
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
 
 SEND, DELETE, RECEIVE = "SendMessageBatch", "DeleteMessageBatch", "ReceiveMessage"
-
-
-@pytest.fixture
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "MAX_THREADS", 1)
 
 
 @pytest.fixture(autouse=True)
@@ -75,92 +64,6 @@ def test_every_message_moves_once_for_three_tenths_of_a_call(app, queue, fill, d
     assert report.ended is Ended.DONE
     assert sum(count.calls for count in proxy.counts().values()) <= 75 + 8
     assert drain(queue) == Counter(bodies)
-
-
-def test_entries_that_sqs_fails_are_sent_again_and_nothing_else_is(app, queue, fill, drain, proxy):
-    """One entry in ten fails: what other tools delete unsent, or send twice."""
-    bodies = fill(200)
-    proxy.inject(failed_entries(actions=(SEND,), probability=0.1, seed=1))
-    report = redrive(app, queue.dlq.name, include_unknown=True)
-    assert proxy.counts()[SEND].faults > 0
-    assert (report.sent, report.deleted, report.failed) == (200, 200, 0)
-    assert drain(queue) == Counter(bodies)
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        unavailable(actions=(RECEIVE,), probability=0.2, seed=2),
-        throttled(actions=(SEND,), probability=0.2, seed=3),
-        throttled(actions=(DELETE,), probability=0.2, seed=4),
-        failed_entries(actions=(DELETE,), probability=0.3, seed=5),
-    ],
-    ids=["receive-503", "send-throttled", "delete-throttled", "delete-entries"],
-)
-def test_errors_in_passing_leave_no_trace(app, queue, fill, drain, proxy, fault):
-    bodies = fill(100)
-    proxy.inject(fault)
-    report = redrive(app, queue.dlq.name)
-    assert sum(count.faults for count in proxy.counts().values()) > 0
-    assert (report.sent, report.deleted, report.in_doubt) == (100, 100, 0)
-    assert drain(queue) == Counter(bodies)
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [drop_after, drop_before, unavailable],
-    ids=["answer-lost", "request-lost", "503"],
-)
-def test_what_is_sent_twice_was_named_as_in_doubt(app, queue, fill, drain, proxy, fault):
-    bodies = fill(100)
-    events: list[Any] = []
-    proxy.inject(fault(actions=(SEND,), times=2))
-    report = redrive(app, queue.dlq.name, include_unknown=True, on_event=events.append)
-    found = drain(queue)
-    assert set(found) == set(bodies)
-    # Until a delete has worked one batch is sent at a time: both faults hit the first.
-    assert report.in_doubt == len(ids_of(events, InDoubt)) == 10, "messages, not attempts"
-    assert sum(found.values()) - len(bodies) == (20 if fault is drop_after else 0)
-
-
-def bounce(sqs: SQSClient, queue: LocalQueue) -> None:
-    """Dead-letter all messages of the main queue, as a worker does whose provider is down."""
-    while batch := sqs.receive_message(
-        QueueUrl=queue.url, MaxNumberOfMessages=10, MessageAttributeNames=["All"]
-    ).get("Messages"):
-        for message in batch:
-            sqs.send_message(
-                QueueUrl=queue.dlq.url,
-                MessageBody=message["Body"],
-                MessageAttributes=message["MessageAttributes"],
-            )
-            sqs.delete_message(QueueUrl=queue.url, ReceiptHandle=message["ReceiptHandle"])
-
-
-def test_what_comes_back_is_poison_and_stops_the_run(app, queue, fill, drain, sqs, one_thread):
-    """The provider is still down. The run sees its own messages again, and does not loop."""
-    bodies = fill(60)
-    events: list[Any] = []
-    gone: Counter[str] = Counter()
-
-    def on_event(event: object) -> None:
-        events.append(event)
-        if isinstance(event, Started):  # 60 are counted; with 40 gone, what comes back has room
-            for _ in range(4):
-                batch = sqs.receive_message(QueueUrl=queue.dlq.url, MaxNumberOfMessages=10)
-                for message in batch["Messages"]:
-                    gone[message["Body"]] += 1
-                    sqs.delete_message(
-                        QueueUrl=queue.dlq.url, ReceiptHandle=message["ReceiptHandle"]
-                    )
-        elif isinstance(event, MessagesSent):
-            bounce(sqs, queue)
-
-    report = redrive(app, queue.dlq.name, on_event=on_event)
-    assert report.sent == 20
-    assert report.returned == report.poison == len(ids_of(events, Poison)) >= 10
-    assert report.ended is Ended.GATE
-    assert drain(queue.dlq) + gone == Counter(bodies)  # given back, visible at once
 
 
 def test_two_redrives_at_once_send_each_message_once(app, queue, fill, drain):

@@ -206,6 +206,25 @@ def test_what_was_sent_is_not_forgotten_because_sqs_counts_too_few(world, monkey
     assert world.bodies(world.main) == Counter(bodies(10)), "none is sent twice"
 
 
+def test_what_comes_back_is_poison_and_stops_the_run(world):
+    """The provider is still down. The run sees its own messages again, and does not loop."""
+    world.fill(*bodies(60))
+    main, source = (world.sqs.queues[queue.url].messages for queue in (world.main, world.source))
+
+    def give_up(event):
+        if isinstance(event, Started):
+            del source[:40]  # 60 are counted: what comes back has room
+        while isinstance(event, MessagesSent) and main:
+            message = main.pop()
+            world.fill(message.body, MessageAttributes=message.attributes)
+
+    world.on_event = give_up
+    report = world.redrive()
+    assert report.ended is Ended.GATE
+    assert report.returned == report.poison >= 10
+    assert world.bodies(world.source) == Counter(bodies(20, start=40))
+
+
 # Holding
 
 
