@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +10,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import httpx
 import pytest
 import requests
@@ -78,21 +76,6 @@ def by_urllib3(url: str, ca: Path | None = None, **options: Any) -> None:
 
 def by_urllib3_without_its_retries(url: str, ca: Path | None = None) -> None:
     by_urllib3(url, ca, retries=False)
-
-
-def by_aiohttp(url: str, ca: Path | None = None) -> None:
-    timeout = aiohttp.ClientTimeout(
-        sock_connect=TIMEOUT_SECONDS, connect=TIMEOUT_SECONDS, sock_read=TIMEOUT_SECONDS
-    )
-
-    async def call() -> None:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as session,
-            session.post(url, data=b"{}", ssl=_context(ca)) as response,
-        ):
-            await response.read()
-
-    asyncio.run(call())
 
 
 def _context(ca: Path | None) -> ssl.SSLContext:
@@ -389,42 +372,6 @@ def test_a_401_that_asks_for_a_digest_is_no_redirect(
     assert shown(errors()(raised_by_it.value)) is means
 
 
-#: What gateways answer when the provider took the request, and its answer did not come in time.
-GATEWAYS = {
-    "Envoy": {"Server": "envoy"},
-    "Istio": {"Server": "istio-envoy", "x_envoy_upstream_service_time": "15000"},
-    "Varnish": {"Server": "Varnish", "Retry_After": "5", "X_Varnish": "32770"},
-    "Fastly": {"Server": "Varnish", "Retry_After": "0", "Via": "1.1 varnish"},
-    "Heroku": {"Server": "Cowboy"},
-}
-
-
-@every_library_with_status
-@pytest.mark.parametrize("gateway", GATEWAYS)
-def test_a_gateways_503_for_a_request_that_it_has_passed_on_is_in_doubt(
-    call: Call, provider: HttpFaults, gateway: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Varnish's own vcl_backend_error says ``Retry-After: 5``, and it has charged all the same."""
-    monkeypatch.setitem(globals(), "TIMEOUT_SECONDS", 5)  # two hops
-    with http_faults() as charging:
-
-        def pass_on(handler: Any) -> None:
-            requests.post(charging.url, data=b"{}", timeout=5)
-            answer(503, b"upstream request timeout", **GATEWAYS[gateway])(handler)
-
-        provider.behave = pass_on
-        exc = raised(call, provider.url)
-        assert charging.seen == 1
-    assert outcomes(call, exc) == (UNKNOWN, REPEATED)
-    assert shown(ALL[call](trust_503=True)(exc)) is RETRYABLE
-
-
-@every_library_with_status
-def test_a_providers_own_503_behind_varnish_is_believed(call: Call, provider: HttpFaults) -> None:
-    provider.behave = answer(503, Retry_After="3", Via="1.1 varnish", X_Varnish="32770")
-    assert outcomes(call, raised(call, provider.url)) == (RETRYABLE, RETRYABLE)
-
-
 # What only one library does
 
 
@@ -550,19 +497,6 @@ def test_a_proxy_that_goes_silent_after_the_request_is_in_doubt(
     exc = raised(through(provider.url, "http://provider.invalid/")[call])
     assert provider.seen  # urllib3 takes it for a failed connection, and sends it three times more
     assert outcomes(call, exc) == (UNKNOWN, REPEATED)
-
-
-@pytest.mark.parametrize(
-    "behaviour", [reset, hang, garbage, answer(429), answer(503)], ids=lambda b: b.__name__
-)
-def test_a_library_without_a_classifier_is_in_doubt(
-    provider: HttpFaults, behaviour: Callable[..., None]
-) -> None:
-    """An error of aiohttp is never taken for one of another library, nor judged by its status."""
-    provider.behave = behaviour
-    exc = raised(by_aiohttp, provider.url)
-    assert isinstance(exc, aiohttp.ClientError)
-    assert classifiers.known_errors(idempotent=True, trust_503=True)(exc) is None
 
 
 def test_a_broken_body_of_our_own_is_not_processed(provider: HttpFaults) -> None:

@@ -126,6 +126,23 @@ def test_a_503_is_believed_by_retry_after_alone() -> None:
     assert answer(503, unreadable, now=NOW) == Diagnosis(Meaning.UNAVAILABLE, 60)
 
 
+@pytest.mark.parametrize(
+    ("headers", "meaning"),
+    [
+        ({"Server": "Varnish", "Retry-After": "5", "X-Varnish": "32770"}, Meaning.UNAVAILABLE),
+        ({"Server": "Varnish", "Retry-After": "0", "Via": "1.1 varnish"}, Meaning.UNAVAILABLE),
+        ({"Retry-After": "3", "Via": "1.1 varnish", "X-Varnish": "1"}, Meaning.REFUSED_FOR_NOW),
+        ({"Server": "istio-envoy", "X-Envoy-Upstream-Service-Time": "9"}, Meaning.UNAVAILABLE),
+    ],
+    ids=["Varnish", "Fastly", "a provider behind Varnish", "Istio"],
+)
+def test_a_503_of_a_gateway_is_not_believed(headers: dict[str, str], meaning: Meaning) -> None:
+    """Varnish's own says ``Retry-After: 5``, also after it has passed a charge on."""
+    found = answer(503, headers, now=NOW)
+    assert found is not None
+    assert found.meaning is meaning
+
+
 def test_headers_of_the_standard_library_are_read() -> None:
     headers = Message()
     headers["Retry-After"] = "3"
