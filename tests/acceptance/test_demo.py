@@ -24,6 +24,7 @@ from uuid import uuid4
 import pytest
 
 from celery_sqs_backoff import Outcome, Verdict
+from tests.support.cases import cases
 from tests.support.processes import eventually, stop
 
 ROOT = Path(__file__).parents[2]
@@ -281,13 +282,13 @@ def test_rate_limit(provider: MailProvider, verdict_on: Callable[..., Any]) -> N
     assert time.monotonic() - sent_at > 0.9
 
 
-@pytest.mark.parametrize(
-    ("status", "verdict"),
-    [
-        pytest.param(400, Outcome.NOT_PROCESSED, id="malformed: no retry will help"),
-        pytest.param(401, Outcome.NOT_PROCESSED, id="bad credentials: no retry will help"),
-        pytest.param(502, Outcome.UNKNOWN, id="a gateway does not know what happened behind it"),
-    ],
+@cases(
+    "status verdict",
+    {
+        "malformed: no retry will help": (400, Outcome.NOT_PROCESSED),
+        "bad credentials: no retry will help": (401, Outcome.NOT_PROCESSED),
+        "a gateway does not know what happened behind it": (502, Outcome.UNKNOWN),
+    },
 )
 def test_not_retried(status: int, verdict: Outcome, verdict_on: Callable[..., Any]) -> None:
     """Other answers are not retried, and other errors are left to other classifiers."""

@@ -13,6 +13,7 @@ import pytest
 from celery_sqs_backoff.commands import exit_codes
 from celery_sqs_backoff.testing import LocalQueue
 from tests.integration.redrive_stage import RedriveStage, record, task
+from tests.support.cases import cases
 from tests.support.manage import run_manage
 
 if TYPE_CHECKING:
@@ -48,13 +49,13 @@ def test_it_replays_a_dead_letter_queue(stage: RedriveStage, manage: Manage) -> 
     assert sorted(stage.bodies(stage.queue).elements()) == sorted(bodies)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        pytest.param(["--rate", "many"], exit_codes.USAGE, id="no rate"),
-        pytest.param(["--no-such-option"], exit_codes.USAGE, id="no option"),
-        pytest.param(["--help"], exit_codes.DONE, id="help"),
-    ],
+@cases(
+    "arguments code",
+    {
+        "no rate": (["--rate", "many"], exit_codes.USAGE),
+        "no option": (["--no-such-option"], exit_codes.USAGE),
+        "help": (["--help"], exit_codes.DONE),
+    },
 )
 def test_its_exit_codes_are_those_of_celery(
     stage: RedriveStage, manage: Manage, arguments: list[str], code: int

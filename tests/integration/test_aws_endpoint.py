@@ -13,6 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.support.aws import announcement, aws
+from tests.support.cases import cases
 from tests.support.fault_proxy import fault_proxy
 from tests.support.queue_names import queue_name
 from tests.support.servers import moto, sqs_client
@@ -83,18 +84,17 @@ def test_the_proxy_signs_with_the_account_and_deletes_the_queues_of_the_run_alon
         assert "SignatureDoesNotMatch" in refusal(proxy.endpoint)
 
 
-@pytest.mark.parametrize(
-    ("env", "said"),
-    [
-        pytest.param({"AWS_DEFAULT_REGION": REGION}, "needs credentials", id="no credentials"),
-        pytest.param(dict(zip(VARIABLES[:2], "ab", strict=True)), "a region", id="no region"),
-        pytest.param({"AWS_PROFILE": "nobody"}, r"profile \(nobody\)", id="no such profile"),
-        pytest.param(
+@cases(
+    "env said",
+    {
+        "no credentials": ({"AWS_DEFAULT_REGION": REGION}, "needs credentials"),
+        "no region": (dict(zip(VARIABLES[:2], "ab", strict=True)), "a region"),
+        "no such profile": ({"AWS_PROFILE": "nobody"}, r"profile \(nobody\)"),
+        "dummy credentials": (
             dict(zip(VARIABLES, ("testing", "testing", REGION), strict=True)),
             "'testing', which is for local servers",
-            id="dummy credentials",
         ),
-    ],
+    },
 )
 def test_without_an_account_nothing_is_asked(
     monkeypatch: pytest.MonkeyPatch, env: dict[str, str], said: str

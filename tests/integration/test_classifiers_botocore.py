@@ -16,6 +16,7 @@ from botocore.retries.standard import ThrottledRetryableChecker, TransientRetrya
 from celery_sqs_backoff.classifiers import botocore_errors, known_errors
 from celery_sqs_backoff.classifiers.botocore import IN_PROGRESS_CODES, THROTTLING_CODES
 from celery_sqs_backoff.retry.outcomes import Outcome, Verdict
+from tests.support.cases import cases
 from tests.support.http_faults import (
     Behaviour,
     HttpFaults,
@@ -129,20 +130,18 @@ def test_half_of_a_streamed_answer_is_in_doubt(provider: HttpFaults) -> None:
     assert outcomes(caught.value) == (UNKNOWN, REPEATED)
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "expected"),
-    [
-        pytest.param(400, "ThrottlingException", (RETRYABLE, RETRYABLE), id="throttled"),
-        pytest.param(400, "RequestTimeout", (RETRYABLE, RETRYABLE), id="arrived too slowly"),
-        pytest.param(403, "ExpiredToken", (RETRYABLE, RETRYABLE), id="expired credentials"),
-        pytest.param(
-            403, "InvalidClientTokenId", (NOT_PROCESSED, NOT_PROCESSED), id="bad credentials"
-        ),
-        pytest.param(400, "InvalidParameterValue", (NOT_PROCESSED, NOT_PROCESSED), id="mistake"),
-        pytest.param(500, "InternalError", (UNKNOWN, REPEATED), id="500"),
-        pytest.param(503, "ServiceUnavailable", (RETRYABLE, RETRYABLE), id="503"),
-        pytest.param(504, "GatewayTimeout", (UNKNOWN, REPEATED), id="504"),
-    ],
+@cases(
+    "status code expected",
+    {
+        "throttled": (400, "ThrottlingException", (RETRYABLE, RETRYABLE)),
+        "arrived too slowly": (400, "RequestTimeout", (RETRYABLE, RETRYABLE)),
+        "expired credentials": (403, "ExpiredToken", (RETRYABLE, RETRYABLE)),
+        "bad credentials": (403, "InvalidClientTokenId", (NOT_PROCESSED, NOT_PROCESSED)),
+        "mistake": (400, "InvalidParameterValue", (NOT_PROCESSED, NOT_PROCESSED)),
+        "500": (500, "InternalError", (UNKNOWN, REPEATED)),
+        "503": (503, "ServiceUnavailable", (RETRYABLE, RETRYABLE)),
+        "504": (504, "GatewayTimeout", (UNKNOWN, REPEATED)),
+    },
 )
 def test_a_code_or_else_the_status_decides(
     provider: HttpFaults, status: int, code: str, expected: tuple[object, object]

@@ -19,6 +19,7 @@ from aiosmtpd.smtp import AuthResult
 from celery_sqs_backoff.classifiers import known_errors, smtplib_errors
 from celery_sqs_backoff.retry.outcomes import Outcome
 from tests.integration.django_app import project
+from tests.support.cases import cases
 from tests.support.http_faults import nobody, silent
 from tests.support.verdicts import REPEATED, raised, shown
 
@@ -168,14 +169,14 @@ def test_a_server_that_does_not_greet_is_retryable() -> None:
     assert outcomes(exc) == (RETRYABLE, RETRYABLE)
 
 
-@pytest.mark.parametrize(
-    ("greeting", "error", "expected"),
-    [
-        pytest.param(b"421 busy\r\n", smtplib.SMTPConnectError, RETRYABLE, id="421"),
-        pytest.param(b"554 no service\r\n", smtplib.SMTPConnectError, NOT_PROCESSED, id="554"),
-        pytest.param(b"nonsense\r\n", smtplib.SMTPConnectError, RETRYABLE, id="nonsense"),
-        pytest.param(b"", smtplib.SMTPServerDisconnected, RETRYABLE, id="hang up"),
-    ],
+@cases(
+    "greeting error expected",
+    {
+        "421": (b"421 busy\r\n", smtplib.SMTPConnectError, RETRYABLE),
+        "554": (b"554 no service\r\n", smtplib.SMTPConnectError, NOT_PROCESSED),
+        "nonsense": (b"nonsense\r\n", smtplib.SMTPConnectError, RETRYABLE),
+        "hang up": (b"", smtplib.SMTPServerDisconnected, RETRYABLE),
+    },
 )
 def test_a_greeting_says_whether_to_come_back(
     greeting: bytes, error: type[Exception], expected: Outcome
@@ -195,40 +196,26 @@ def test_a_greeting_says_whether_to_come_back(
     assert outcomes(exc) == (expected, expected)
 
 
-@pytest.mark.parametrize(
-    ("replies", "error", "expected"),
-    [
-        pytest.param(
-            {"EHLO": "500 no", "HELO": "421 busy"}, smtplib.SMTPHeloError, RETRYABLE, id="HELO busy"
-        ),
-        pytest.param(
-            {"EHLO": "500 no", "HELO": "550 no"},
-            smtplib.SMTPHeloError,
-            NOT_PROCESSED,
-            id="HELO 550",
-        ),
-        pytest.param({"MAIL": "451 busy"}, smtplib.SMTPSenderRefused, RETRYABLE, id="MAIL 451"),
-        pytest.param({"MAIL": "550 who"}, smtplib.SMTPSenderRefused, NOT_PROCESSED, id="MAIL 550"),
-        pytest.param({"RCPT": "450 full"}, smtplib.SMTPRecipientsRefused, RETRYABLE, id="RCPT 450"),
-        pytest.param({"RCPT": "421 bye"}, smtplib.SMTPRecipientsRefused, RETRYABLE, id="RCPT 421"),
-        pytest.param(
-            {"RCPT": "550 who"}, smtplib.SMTPRecipientsRefused, NOT_PROCESSED, id="RCPT 550"
-        ),
-        pytest.param(
+@cases(
+    "replies error expected",
+    {
+        "HELO busy": ({"EHLO": "500 no", "HELO": "421 busy"}, smtplib.SMTPHeloError, RETRYABLE),
+        "HELO 550": ({"EHLO": "500 no", "HELO": "550 no"}, smtplib.SMTPHeloError, NOT_PROCESSED),
+        "MAIL 451": ({"MAIL": "451 busy"}, smtplib.SMTPSenderRefused, RETRYABLE),
+        "MAIL 550": ({"MAIL": "550 who"}, smtplib.SMTPSenderRefused, NOT_PROCESSED),
+        "RCPT 450": ({"RCPT": "450 full"}, smtplib.SMTPRecipientsRefused, RETRYABLE),
+        "RCPT 421": ({"RCPT": "421 bye"}, smtplib.SMTPRecipientsRefused, RETRYABLE),
+        "RCPT 550": ({"RCPT": "550 who"}, smtplib.SMTPRecipientsRefused, NOT_PROCESSED),
+        "RCPT 550 and 450": (
             {"a@example.com": "550 who", "b@example.com": "450 full"},
             smtplib.SMTPRecipientsRefused,
             RETRYABLE,
-            id="RCPT 550 and 450",
         ),
-        pytest.param(
-            {"AUTH": "454 later"}, smtplib.SMTPAuthenticationError, RETRYABLE, id="AUTH 454"
-        ),
-        pytest.param(
-            {"AUTH": "535 no"}, smtplib.SMTPAuthenticationError, NOT_PROCESSED, id="AUTH 535"
-        ),
-        pytest.param({"DATA": "451 later"}, smtplib.SMTPDataError, RETRYABLE, id="DATA 451"),
-        pytest.param({"DATA": "554 spam"}, smtplib.SMTPDataError, NOT_PROCESSED, id="DATA 554"),
-    ],
+        "AUTH 454": ({"AUTH": "454 later"}, smtplib.SMTPAuthenticationError, RETRYABLE),
+        "AUTH 535": ({"AUTH": "535 no"}, smtplib.SMTPAuthenticationError, NOT_PROCESSED),
+        "DATA 451": ({"DATA": "451 later"}, smtplib.SMTPDataError, RETRYABLE),
+        "DATA 554": ({"DATA": "554 spam"}, smtplib.SMTPDataError, NOT_PROCESSED),
+    },
 )
 def test_a_reply_decides(
     provider: Provider,

@@ -11,6 +11,7 @@ from botocore.exceptions import (
     EndpointConnectionError,
 )
 
+from tests.support.cases import cases
 from tests.support.fault_proxy import (
     Count,
     Fault,
@@ -72,13 +73,13 @@ def test_calls_entries_and_messages_are_counted_per_action(
     assert proxy.counts()["PurgeQueue"] == Count()
 
 
-@pytest.mark.parametrize(
-    ("fault", "status", "code"),
-    [
-        pytest.param(unavailable(), 503, "ServiceUnavailable", id="unavailable"),
-        pytest.param(throttled(), 400, "ThrottlingException", id="throttled"),
-        pytest.param(expired_token(), 403, "ExpiredToken", id="expired-token"),
-    ],
+@cases(
+    "fault status code",
+    {
+        "unavailable": (unavailable(), 503, "ServiceUnavailable"),
+        "throttled": (throttled(), 400, "ThrottlingException"),
+        "expired-token": (expired_token(), 403, "ExpiredToken"),
+    },
 )
 def test_an_injected_error_reaches_boto3_as_sqs_would_send_it(
     proxy: FaultProxy,

@@ -23,6 +23,7 @@ from celery_sqs_backoff.provider_proxy import (
     fail,
     running_provider_proxy,
 )
+from tests.support.cases import cases
 from tests.support.http_faults import close, http_faults, nobody
 
 if TYPE_CHECKING:
@@ -192,16 +193,15 @@ def test_bodies_and_headers_are_not_in_a_repr(proxy: ProviderProxy) -> None:
     assert "4711" not in repr(proxy.exchanges)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        pytest.param(lambda: fail(per=key), "per", id="per without times"),
-        pytest.param(
+@cases(
+    "make message",
+    {
+        "per without times": (lambda: fail(per=key), "per"),
+        "upstream": (
             lambda: running_provider_proxy("localhost:80").__enter__(),
             "invalid upstream",
-            id="upstream",
         ),
-    ],
+    },
 )
 def test_nonsense_is_refused_by_name(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):

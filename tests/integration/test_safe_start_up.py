@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
+from tests.support.cases import cases
 from tests.support.processes import free_port
 from tests.support.workers import ROOT
 
@@ -25,14 +24,14 @@ def mail(): ...
 """
 
 
-@pytest.mark.parametrize(
-    ("store", "pool", "why"),
-    [
-        pytest.param("redis://:hunter2/x@host:6379/0", "solo", "percent-encoded", id="bad URL"),
-        pytest.param("dynamodb://table", "solo", "region=", id="no region"),
-        pytest.param("memory://", "prefork", "prefork", id="memory in prefork"),
-        pytest.param("redis://u:hunter2@127.0.0.1:6379/0", "solo", "rights", id="no such user"),
-    ],
+@cases(
+    "store pool why",
+    {
+        "bad URL": ("redis://:hunter2/x@host:6379/0", "solo", "percent-encoded"),
+        "no region": ("dynamodb://table", "solo", "region="),
+        "memory in prefork": ("memory://", "prefork", "prefork"),
+        "no such user": ("redis://u:hunter2@127.0.0.1:6379/0", "solo", "rights"),
+    },
 )
 def test_a_worker_refuses_a_wrong_store(tmp_path: Path, store: str, pool: str, why: str) -> None:
     (tmp_path / "refused.py").write_text(MODULE)

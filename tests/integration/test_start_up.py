@@ -11,6 +11,7 @@ from celery import Celery, _state
 
 from celery_sqs_backoff import Schedule, SQSBackoffTask
 from celery_sqs_backoff.testing import LocalQueueFactory, on_local_sqs, running_worker
+from tests.support.cases import cases
 from tests.support.processes import eventually
 
 CHECK_UP = "celery_sqs_backoff.worker.check_up"
@@ -64,13 +65,13 @@ def test_a_queue_that_allows_too_few_receives(said):
     assert "start_up.mail" in warning
 
 
-@pytest.mark.parametrize(
-    ("max_receive_count", "options"),
-    [
-        pytest.param(1000, {}, id="the most that SQS allows"),
-        pytest.param(5, {"max_retries": 4}, id="enough for max_retries"),
-        pytest.param(5, {"retry_for": 60, "backoff": Schedule([20])}, id="enough for retry_for"),
-    ],
+@cases(
+    "max_receive_count options",
+    {
+        "the most that SQS allows": (1000, {}),
+        "enough for max_retries": (5, {"max_retries": 4}),
+        "enough for retry_for": (5, {"retry_for": 60, "backoff": Schedule([20])}),
+    },
 )
 def test_a_queue_that_allows_enough(said, max_receive_count, options):
     assert said({"max_receive_count": max_receive_count}, **options) == []

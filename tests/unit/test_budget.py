@@ -20,6 +20,7 @@ from celery_sqs_backoff.retry.budget import (
 from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.visibility import standing, visibility_delay
+from tests.support.cases import cases
 
 NOW = 1_800_000_000.0
 HOUR = 3600.0
@@ -39,72 +40,54 @@ def why(facts, *, retries=0, max_retries=None, retry_for=36 * HOUR, delay=0.0, n
     )
 
 
-@pytest.mark.parametrize(
-    ("facts", "budget", "reason"),
-    [
-        pytest.param({}, {}, None, id="nothing is known: go on"),
-        pytest.param({}, {"retries": 10_000}, None, id="no max_retries: the time decides"),
-        pytest.param({}, {"retries": 2, "max_retries": 3}, None, id="third retry of three"),
-        pytest.param(
-            {}, {"retries": 3, "max_retries": 3}, GiveUpReason.MAX_RETRIES, id="fourth of three"
-        ),
-        pytest.param({}, {"max_retries": 0}, GiveUpReason.MAX_RETRIES, id="0 = never"),
-        pytest.param({"first_received_at": NOW - 36 * HOUR + 1}, {}, None, id="a second before"),
-        pytest.param(
-            {"first_received_at": NOW - 36 * HOUR}, {}, GiveUpReason.RETRY_FOR, id="36 h are over"
-        ),
-        pytest.param({}, {"retry_for": 60, "delay": 59}, None, id="back a second before"),
-        pytest.param(
-            {}, {"retry_for": 60, "delay": 60}, GiveUpReason.DELAY_TOO_LONG, id="just too long"
-        ),
-        pytest.param(
-            {}, {"retry_for": 600, "delay": 3600}, GiveUpReason.DELAY_TOO_LONG, id="cannot fit"
-        ),
-        pytest.param(
+@cases(
+    "facts budget reason",
+    {
+        "nothing is known: go on": ({}, {}, None),
+        "no max_retries: the time decides": ({}, {"retries": 10_000}, None),
+        "third retry of three": ({}, {"retries": 2, "max_retries": 3}, None),
+        "fourth of three": ({}, {"retries": 3, "max_retries": 3}, GiveUpReason.MAX_RETRIES),
+        "0 = never": ({}, {"max_retries": 0}, GiveUpReason.MAX_RETRIES),
+        "a second before": ({"first_received_at": NOW - 36 * HOUR + 1}, {}, None),
+        "36 h are over": ({"first_received_at": NOW - 36 * HOUR}, {}, GiveUpReason.RETRY_FOR),
+        "back a second before": ({}, {"retry_for": 60, "delay": 59}, None),
+        "just too long": ({}, {"retry_for": 60, "delay": 60}, GiveUpReason.DELAY_TOO_LONG),
+        "cannot fit": ({}, {"retry_for": 600, "delay": 3600}, GiveUpReason.DELAY_TOO_LONG),
+        "back when it is over": (
             {"first_received_at": NOW - 30},
             {"retry_for": 60, "delay": 30},
             GiveUpReason.RETRY_FOR,
-            id="back when it is over",
         ),
-        pytest.param(
+        "the wait for the ETA does not count": (
             {"first_received_at": NOW - 50 * HOUR, "due_at": NOW - 10, "deferrals": 4},
             {},
             None,
-            id="the wait for the ETA does not count",
         ),
-        pytest.param(
+        "due for 37 hours": (
             {"first_received_at": NOW - 50 * HOUR, "due_at": NOW - 37 * HOUR},
             {},
             GiveUpReason.RETRY_FOR,
-            id="due for 37 hours",
         ),
-        pytest.param(
+        "no earlier receive was a run": (
             {"first_received_at": NOW - 50 * HOUR, "deferrals": 4, "receive_count": 5},
             {},
             None,
-            id="no earlier receive was a run",
         ),
-        pytest.param(
-            {"first_received_at": NOW - 900 * HOUR}, {"retry_for": None}, None, id="None = for ever"
-        ),
-        pytest.param({}, {"retry_for": 0.0}, GiveUpReason.RETRY_FOR, id="0 = no time at all"),
-        pytest.param({"receive_count": 4, "max_receive_count": 5}, {}, None, id="one receive left"),
-        pytest.param(
+        "None = for ever": ({"first_received_at": NOW - 900 * HOUR}, {"retry_for": None}, None),
+        "0 = no time at all": ({}, {"retry_for": 0.0}, GiveUpReason.RETRY_FOR),
+        "one receive left": ({"receive_count": 4, "max_receive_count": 5}, {}, None),
+        "SQS would move it at the next receive": (
             {"receive_count": 5, "max_receive_count": 5},
             {},
             GiveUpReason.MAX_RECEIVE_COUNT,
-            id="SQS would move it at the next receive",
         ),
-        pytest.param(
+        "retention would delete it": (
             {"sent_at": NOW - 3600, "retention_seconds": 3600 + 299},
             {},
             GiveUpReason.RETENTION,
-            id="retention would delete it",
         ),
-        pytest.param(
-            {"sent_at": NOW - 3600, "retention_seconds": 7200}, {}, None, id="an hour left"
-        ),
-    ],
+        "an hour left": ({"sent_at": NOW - 3600, "retention_seconds": 7200}, {}, None),
+    },
 )
 def test_the_first_budget_that_is_spent_is_named(facts, budget, reason):
     assert why(facts, **budget) is reason
@@ -179,74 +162,54 @@ def why_not_run(facts, *, retries=1, max_retries=None, retry_for=36 * HOUR, cras
 TOO_MANY_RECEIVES = {"receive_count": 4, "max_receive_count": 3}
 
 
-@pytest.mark.parametrize(
-    ("facts", "budget", "reason"),
-    [
-        pytest.param({}, {}, None, id="budget is left"),
-        pytest.param({}, {"retries": 9, "max_retries": 3}, None, id="receives are not runs"),
-        pytest.param({}, {"retries": 1, "max_retries": 0}, None, id="never started: it runs once"),
-        pytest.param(
-            {}, {"crashes": 1, "max_retries": 0}, GiveUpReason.MAX_RETRIES, id="started and lost"
-        ),
-        pytest.param({}, {"crashes": 1, "max_retries": 1}, None, id="one retry is left"),
-        pytest.param(
+@cases(
+    "facts budget reason",
+    {
+        "budget is left": ({}, {}, None),
+        "receives are not runs": ({}, {"retries": 9, "max_retries": 3}, None),
+        "never started: it runs once": ({}, {"retries": 1, "max_retries": 0}, None),
+        "started and lost": ({}, {"crashes": 1, "max_retries": 0}, GiveUpReason.MAX_RETRIES),
+        "one retry is left": ({}, {"crashes": 1, "max_retries": 1}, None),
+        "time is over": (
             {"first_received_at": NOW - 36 * HOUR},
             {"retries": 3},
             GiveUpReason.RETRY_FOR,
-            id="time is over",
         ),
-        pytest.param(
-            {"first_received_at": NOW - 36 * HOUR}, {"retries": 0}, None, id="but it never ran"
-        ),
-        pytest.param(
-            {"first_received_at": NOW - 36 * HOUR},
-            {"retries": 2},
-            None,
-            id="nobody knows that it ran",
-        ),
-        pytest.param({}, {"retries": 1, "retry_for": 0}, None, id="given back by a deploy"),
-        pytest.param(
+        "but it never ran": ({"first_received_at": NOW - 36 * HOUR}, {"retries": 0}, None),
+        "nobody knows that it ran": ({"first_received_at": NOW - 36 * HOUR}, {"retries": 2}, None),
+        "given back by a deploy": ({}, {"retries": 1, "retry_for": 0}, None),
+        "it is known to have run": (
             {"first_received_at": NOW - 36 * HOUR},
             {"crashes": 1},
             GiveUpReason.RETRY_FOR,
-            id="it is known to have run",
         ),
-        pytest.param(
+        "due for an hour only": (
             {"first_received_at": NOW - 50 * HOUR, "due_at": NOW - HOUR},
             {},
             None,
-            id="due for an hour only",
         ),
-        pytest.param(
-            {"receive_count": 3, "max_receive_count": 3}, {}, None, id="the queue's last receive"
-        ),
-        pytest.param(TOO_MANY_RECEIVES, {}, None, id="one receive too many, but no run"),
-        pytest.param(
-            TOO_MANY_RECEIVES, {"crashes": 1}, GiveUpReason.MAX_RECEIVE_COUNT, id="and it crashed"
-        ),
-        pytest.param({}, {"crashes": 2}, None, id="two crashes of three"),
-        pytest.param({}, {"crashes": 3}, GiveUpReason.WORKER_LOST, id="three crashes"),
-    ],
+        "the queue's last receive": ({"receive_count": 3, "max_receive_count": 3}, {}, None),
+        "one receive too many, but no run": (TOO_MANY_RECEIVES, {}, None),
+        "and it crashed": (TOO_MANY_RECEIVES, {"crashes": 1}, GiveUpReason.MAX_RECEIVE_COUNT),
+        "two crashes of three": ({}, {"crashes": 2}, None),
+        "three crashes": ({}, {"crashes": 3}, GiveUpReason.WORKER_LOST),
+    },
 )
 def test_a_run_is_not_started_without_budget(facts, budget, reason):
     """Receives alone end nothing: only runs that are known to have been started do."""
     assert why_not_run(facts, **budget) is reason
 
 
-@pytest.mark.parametrize(
-    ("policy", "budget", "receives"),
-    [
-        pytest.param(Schedule([10]), {"retry_for": 100, "max_retries": None}, 11, id="by time"),
-        pytest.param(Schedule([10]), {"retry_for": 100, "max_retries": 4}, 5, id="by count"),
-        pytest.param(Schedule([10]), {"retry_for": 0, "max_retries": None}, 1, id="no retry"),
-        pytest.param(Schedule([10]), {"retry_for": None, "max_retries": None}, 1000, id="no end"),
-        pytest.param(
-            Schedule([0]), {"retry_for": 10, "max_retries": None}, 11, id="a second at the least"
-        ),
-        pytest.param(
-            Exponential(base=1, cap=8), {"retry_for": 31, "max_retries": None}, 7, id="growing"
-        ),
-    ],
+@cases(
+    "policy budget receives",
+    {
+        "by time": (Schedule([10]), {"retry_for": 100, "max_retries": None}, 11),
+        "by count": (Schedule([10]), {"retry_for": 100, "max_retries": 4}, 5),
+        "no retry": (Schedule([10]), {"retry_for": 0, "max_retries": None}, 1),
+        "no end": (Schedule([10]), {"retry_for": None, "max_retries": None}, 1000),
+        "a second at the least": (Schedule([0]), {"retry_for": 10, "max_retries": None}, 11),
+        "growing": (Exponential(base=1, cap=8), {"retry_for": 31, "max_retries": None}, 7),
+    },
 )
 def test_receives_that_a_task_may_need(policy, budget, receives):
     assert receives_needed(policy, **budget, at_most=1_000) == receives

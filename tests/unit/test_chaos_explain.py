@@ -9,6 +9,7 @@ import pytest
 
 from tests.chaos.explain import Call, History, Kill, Run, explain, explains_copies, extra_runs
 from tests.chaos.report import Extra, Report
+from tests.support.cases import cases
 
 DELETE, HIDE, DEAD_LETTER = "DeleteMessageBatch", "ChangeMessageVisibilityBatch", "SendMessageBatch"
 
@@ -51,34 +52,25 @@ def kill(pid: int, at: float) -> Kill:
     return Kill(at=at, signal="SIGKILL", pid=pid)
 
 
-@pytest.mark.parametrize(
-    ("found", "facts"),
-    [
-        pytest.param(
-            "SIGKILL before the delete", {"kills": [kill(WORKER, 12.05)]}, id="worker-killed"
-        ),
-        pytest.param(
-            "SIGKILL before the delete", {"kills": [kill(CHILD, 12.05)]}, id="child-killed"
-        ),
-        pytest.param(
+@cases(
+    "found facts",
+    {
+        "worker-killed": ("SIGKILL before the delete", {"kills": [kill(WORKER, 12.05)]}),
+        "child-killed": ("SIGKILL before the delete", {"kills": [kill(CHILD, 12.05)]}),
+        "delete-spoiled": (
             "delete or dead letter spoiled",
             {"calls": [call(DELETE, 12.1, fault="error", reached=False)]},
-            id="delete-spoiled",
         ),
-        pytest.param(
+        "answer-to-dead-letter-lost": (
             "delete or dead letter spoiled",
             {"calls": [call(DEAD_LETTER, 12.1, fault="drop-after")]},
-            id="answer-to-dead-letter-lost",
         ),
-        pytest.param(
+        "delete-held-up": (
             "delete held up by a slow answer",
             {"slow_calls": [call(DELETE, 9, answered_at=21)]},
-            id="delete-held-up",
         ),
-        pytest.param(
-            "SQS was unreachable at the delete", {"outages": [(11.5, 12.5)]}, id="unreachable"
-        ),
-        pytest.param(
+        "unreachable": ("SQS was unreachable at the delete", {"outages": [(11.5, 12.5)]}),
+        "renewals-spoiled": (
             "renewal spoiled for longer than the visibility timeout",
             {
                 "calls": [
@@ -86,14 +78,12 @@ def kill(pid: int, at: float) -> Kill:
                     for at in (12.1, 13.2, 14.3)
                 ]
             },
-            id="renewals-spoiled",
         ),
-        pytest.param(
+        "renewal-held-up": (
             "renewal spoiled for longer than the visibility timeout",
             {"slow_calls": [call(HIDE, 11, answered_at=17)]},
-            id="renewal-held-up",
         ),
-    ],
+    },
 )
 def test_an_injected_fault_explains_it(found: str, facts: dict[str, Any]) -> None:
     assert why(**facts) == found
@@ -157,16 +147,16 @@ GOOD: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("facts", "line"),
-    [
-        pytest.param({"sent": ["a", "b", "c"]}, "LOST c", id="lost"),
-        pytest.param({"letters": {"b": [None]}}, "None", id="no-reason"),
-        pytest.param({"extras": [Extra("a", None, ["10.000  received"])]}, "UNEXPLAINED a", id="?"),
-        pytest.param({"deserted": ["Unrecoverable error"]}, "Unrecoverable error", id="deserted"),
-        pytest.param({"copies_of_nothing": ["b"]}, "COPIED b", id="copied"),
-        pytest.param({"left": (1, 0)}, "left on the queue", id="left"),
-    ],
+@cases(
+    "facts line",
+    {
+        "lost": ({"sent": ["a", "b", "c"]}, "LOST c"),
+        "no-reason": ({"letters": {"b": [None]}}, "None"),
+        "?": ({"extras": [Extra("a", None, ["10.000  received"])]}, "UNEXPLAINED a"),
+        "deserted": ({"deserted": ["Unrecoverable error"]}, "Unrecoverable error"),
+        "copied": ({"copies_of_nothing": ["b"]}, "COPIED b"),
+        "left": ({"left": (1, 0)}, "left on the queue"),
+    },
 )
 def test_what_must_not_happen_is_named(facts: dict[str, Any], line: str) -> None:
     assert Report(**GOOD).is_good
@@ -209,18 +199,14 @@ def test_a_receive_whose_answer_came_when_it_had_run_out_is_an_injected_fault() 
     assert found == "renewal spoiled for longer than the visibility timeout"
 
 
-@pytest.mark.parametrize(
-    ("explains", "facts"),
-    [
-        pytest.param(True, {"calls": [call(DEAD_LETTER, 5, fault="drop-after")]}, id="lost-answer"),
-        pytest.param(
-            True, {"calls": [call(DEAD_LETTER, 5)], "kills": [kill(WORKER, 5.2)]}, id="killed"
-        ),
-        pytest.param(
-            True, {"calls": [call(DEAD_LETTER, 5)], "outages": [(5.05, 6)]}, id="unreachable"
-        ),
-        pytest.param(False, {"calls": [call(DEAD_LETTER, 5), call(DEAD_LETTER, 6)]}, id="nothing"),
-    ],
+@cases(
+    "explains facts",
+    {
+        "lost-answer": (True, {"calls": [call(DEAD_LETTER, 5, fault="drop-after")]}),
+        "killed": (True, {"calls": [call(DEAD_LETTER, 5)], "kills": [kill(WORKER, 5.2)]}),
+        "unreachable": (True, {"calls": [call(DEAD_LETTER, 5)], "outages": [(5.05, 6)]}),
+        "nothing": (False, {"calls": [call(DEAD_LETTER, 5), call(DEAD_LETTER, 6)]}),
+    },
 )
 def test_a_dead_letter_that_is_there_twice_needs_a_reason_too(
     explains: bool, facts: dict[str, Any]

@@ -16,6 +16,7 @@ import stripe
 from celery_sqs_backoff import classifiers
 from celery_sqs_backoff.classifiers.exchange import Diagnosis, find
 from celery_sqs_backoff.retry.outcomes import Outcome, Verdict
+from tests.support.cases import cases
 from tests.support.verdicts import REPEATED, shown
 from tests.tables import LIBRARIES
 
@@ -98,23 +99,19 @@ class SDKError(Exception):
         self.__dict__.update(attributes)
 
 
-@pytest.mark.parametrize(
-    ("attributes", "expected"),
-    [
-        pytest.param({"http_status": 429}, Outcome.RETRYABLE, id="http_status"),
-        pytest.param({"status_code": 401}, Outcome.NOT_PROCESSED, id="status_code"),
-        pytest.param({"status": 500}, Outcome.UNKNOWN, id="status"),
-        pytest.param(
-            {"response": SimpleNamespace(status_code=429)}, Outcome.RETRYABLE, id="a response"
-        ),
-        pytest.param(
-            {"response": SimpleNamespace(status=404)}, Outcome.NOT_PROCESSED, id="its status"
-        ),
-        pytest.param({"http_status": None}, None, id="no status"),
-        pytest.param({"status": "failed"}, None, id="a status that is a word"),
-        pytest.param({"code": 503}, None, id="a code may be anything"),
-        pytest.param({"response": {"status": 503}}, None, id="a dict is no response"),
-    ],
+@cases(
+    "attributes expected",
+    {
+        "http_status": ({"http_status": 429}, Outcome.RETRYABLE),
+        "status_code": ({"status_code": 401}, Outcome.NOT_PROCESSED),
+        "status": ({"status": 500}, Outcome.UNKNOWN),
+        "a response": ({"response": SimpleNamespace(status_code=429)}, Outcome.RETRYABLE),
+        "its status": ({"response": SimpleNamespace(status=404)}, Outcome.NOT_PROCESSED),
+        "no status": ({"http_status": None}, None),
+        "a status that is a word": ({"status": "failed"}, None),
+        "a code may be anything": ({"code": 503}, None),
+        "a dict is no response": ({"response": {"status": 503}}, None),
+    },
 )
 def test_an_sdk_s_error_is_known_by_its_status(
     attributes: dict[str, object], expected: Outcome | None

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from celery_sqs_backoff.classifiers.answers import answer, read_asked_seconds
 from celery_sqs_backoff.classifiers.exchange import Diagnosis, Meaning
 from celery_sqs_backoff.retry.outcomes import Outcome, Verdict
+from tests.support.cases import cases
 
 #: 1994-11-06 08:49:37 GMT, the example of RFC 9110.
 NOW = 784111777.0
@@ -44,44 +45,40 @@ def test_status_without_error_has_no_meaning(status: object) -> None:
     assert answer(status, {"Retry-After": "1"}, now=NOW) is None
 
 
-@pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [
-        pytest.param({"Retry-After": "120"}, 120, id="seconds"),
-        pytest.param({"retry-after": " 120 "}, 120, id="any case, spaces"),
-        pytest.param({"Retry-After": "0"}, 0, id="zero is not absent"),
-        pytest.param({"Retry-After": "1.5"}, 1.5, id="a fraction"),
-        pytest.param({"Retry-After": "Sun, 06 Nov 1994 08:50:37 GMT"}, 60, id="date"),
-        pytest.param({"Retry-After": "Sunday, 06-Nov-94 08:50:37 GMT"}, 60, id="RFC 850 date"),
-        pytest.param({"Retry-After": "Sun Nov  6 08:50:37 1994"}, 60, id="asctime date"),
-        pytest.param({"Retry-After": "Sun, 06 Nov 1994 08:49:07 GMT"}, 0, id="date in the past"),
-        pytest.param({"Retry-After": "-5"}, None, id="negative"),
-        pytest.param({"Retry-After": "9" * 400}, None, id="beyond a float"),
-        pytest.param({"Retry-After": "soon"}, None, id="words"),
-        pytest.param({"Retry-After": ""}, None, id="empty"),
-        pytest.param({"Retry-After": "Sun, 06 Nov 99999 08:50:37 GMT"}, None, id="no such year"),
-        pytest.param({}, None, id="nothing"),
-        pytest.param(None, None, id="no headers"),
-        pytest.param("Retry-After: 5", None, id="headers that are none"),
-        pytest.param({"RateLimit-Remaining": "0", "RateLimit-Reset": "30"}, 30, id="nothing left"),
-        pytest.param({"RateLimit-Remaining": "7", "RateLimit-Reset": "30"}, None, id="some left"),
-        pytest.param({"RateLimit-Reset": "30"}, None, id="a reset alone"),
-        pytest.param(
-            {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "30"}, 30, id="the older names"
-        ),
-        pytest.param(
+@cases(
+    "headers seconds",
+    {
+        "seconds": ({"Retry-After": "120"}, 120),
+        "any case, spaces": ({"retry-after": " 120 "}, 120),
+        "zero is not absent": ({"Retry-After": "0"}, 0),
+        "a fraction": ({"Retry-After": "1.5"}, 1.5),
+        "date": ({"Retry-After": "Sun, 06 Nov 1994 08:50:37 GMT"}, 60),
+        "RFC 850 date": ({"Retry-After": "Sunday, 06-Nov-94 08:50:37 GMT"}, 60),
+        "asctime date": ({"Retry-After": "Sun Nov  6 08:50:37 1994"}, 60),
+        "date in the past": ({"Retry-After": "Sun, 06 Nov 1994 08:49:07 GMT"}, 0),
+        "negative": ({"Retry-After": "-5"}, None),
+        "beyond a float": ({"Retry-After": "9" * 400}, None),
+        "words": ({"Retry-After": "soon"}, None),
+        "empty": ({"Retry-After": ""}, None),
+        "no such year": ({"Retry-After": "Sun, 06 Nov 99999 08:50:37 GMT"}, None),
+        "nothing": ({}, None),
+        "no headers": (None, None),
+        "headers that are none": ("Retry-After: 5", None),
+        "nothing left": ({"RateLimit-Remaining": "0", "RateLimit-Reset": "30"}, 30),
+        "some left": ({"RateLimit-Remaining": "7", "RateLimit-Reset": "30"}, None),
+        "a reset alone": ({"RateLimit-Reset": "30"}, None),
+        "the older names": ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "30"}, 30),
+        "Retry-After comes first": (
             {"Retry-After": "5", "RateLimit-Remaining": "0", "RateLimit-Reset": "30"},
             5,
-            id="Retry-After comes first",
         ),
-        pytest.param({"RateLimit": '"default";r=0;t=50'}, 50, id="structured"),
-        pytest.param({"RateLimit": '"default";r=7;t=50'}, None, id="structured, some left"),
-        pytest.param(
+        "structured": ({"RateLimit": '"default";r=0;t=50'}, 50),
+        "structured, some left": ({"RateLimit": '"default";r=7;t=50'}, None),
+        "the longest of what is used up": (
             {"RateLimit": '"burst";r=0;t=5, "day";r=0; t=3600, "month";r=9;t=99999'},
             3600,
-            id="the longest of what is used up",
         ),
-    ],
+    },
 )
 def test_how_long_to_wait(headers: object, seconds: float | None) -> None:
     assert read_asked_seconds(headers, now=NOW) == seconds

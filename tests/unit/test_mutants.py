@@ -5,6 +5,7 @@ import ast
 import pytest
 
 from tests.mutants import mutate
+from tests.support.cases import cases
 
 
 @pytest.fixture
@@ -25,21 +26,21 @@ def changes(tmp_path, monkeypatch):
     return lambda source: list(changes(source))
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        pytest.param("a < b", ["a <= b"], id="comparison"),
-        pytest.param("a or b", ["a and b"], id="boolean"),
-        pytest.param("not a", ["a"], id="not"),
-        pytest.param("a = True", ["a = False"], id="flag"),
-        pytest.param("a = 0.5", ["a = 1.5"], id="number"),
-        pytest.param("call(a)", ["pass"], id="dropped-call"),
-        pytest.param("def f():\n    return a", ["return None"], id="return-value"),
-        pytest.param("if a:\n    b", ["if not a:"], id="branch"),
-        pytest.param("while f(1):\n    b", ["while not f(1):", "while f(2):"], id="loop"),
-        pytest.param("def f(a: Literal[1]) -> 2:\n    return None", [], id="only-what-runs"),
-        pytest.param("if TYPE_CHECKING:\n    f()", [], id="only-for-types"),
-    ],
+@cases(
+    "source expected",
+    {
+        "comparison": ("a < b", ["a <= b"]),
+        "boolean": ("a or b", ["a and b"]),
+        "not": ("not a", ["a"]),
+        "flag": ("a = True", ["a = False"]),
+        "number": ("a = 0.5", ["a = 1.5"]),
+        "dropped-call": ("call(a)", ["pass"]),
+        "return-value": ("def f():\n    return a", ["return None"]),
+        "branch": ("if a:\n    b", ["if not a:"]),
+        "loop": ("while f(1):\n    b", ["while not f(1):", "while f(2):"]),
+        "only-what-runs": ("def f(a: Literal[1]) -> 2:\n    return None", []),
+        "only-for-types": ("if TYPE_CHECKING:\n    f()", []),
+    },
 )
 def test_one_change(changes, source, expected):
     """A mutant changes one comparison, boolean, number, call, return value or branch."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from celery_sqs_backoff.retry.outcomes import NonRetryable, Outcome, Retryable, Verdict, judge
+from tests.support.cases import cases
 
 RETRYABLE = Verdict(Outcome.RETRYABLE)
 NOT_PROCESSED = Verdict(Outcome.NOT_PROCESSED)
@@ -41,83 +42,65 @@ def raises(error: BaseException) -> Callable[[BaseException], Any]:
 # The order
 
 
-@pytest.mark.parametrize(
-    ("exc", "rules", "expected"),
-    [
-        pytest.param(ProviderDown(), {}, None, id="nobody has classified it"),
-        pytest.param(
-            ProviderDown(), {"retry_on": (OSError, ValueError)}, None, id="not on the allow list"
-        ),
-        pytest.param(
-            ProviderDown(), {"retry_on": (OSError, ProviderDown)}, RETRYABLE, id="allow list"
-        ),
-        pytest.param(
-            ProviderDownForGood(), {"retry_on": (ProviderDown,)}, RETRYABLE, id="a subclass counts"
-        ),
-        pytest.param(
-            ProviderDown(), {"retry_on": (ProviderDownForGood,)}, None, id="a base class not"
-        ),
-        pytest.param(
+@cases(
+    "exc rules expected",
+    {
+        "nobody has classified it": (ProviderDown(), {}, None),
+        "not on the allow list": (ProviderDown(), {"retry_on": (OSError, ValueError)}, None),
+        "allow list": (ProviderDown(), {"retry_on": (OSError, ProviderDown)}, RETRYABLE),
+        "a subclass counts": (ProviderDownForGood(), {"retry_on": (ProviderDown,)}, RETRYABLE),
+        "a base class not": (ProviderDown(), {"retry_on": (ProviderDownForGood,)}, None),
+        "the deny list comes before the allow list": (
             ProviderDownForGood(),
             {"retry_on": (ProviderDown,), "never_retry": (ProviderDownForGood,)},
             None,
-            id="the deny list comes before the allow list",
         ),
-        pytest.param(
+        "a classifier comes before the deny list": (
             ProviderDown(),
             {"classify": (says(Outcome.RETRYABLE),), "never_retry": (ProviderDown,)},
             RETRYABLE,
-            id="a classifier comes before the deny list",
         ),
-        pytest.param(
+        "a classifier comes before the allow list": (
             ProviderDown(),
             {"classify": (says(Outcome.NOT_PROCESSED),), "retry_on": (ProviderDown,)},
             NOT_PROCESSED,
-            id="a classifier comes before the allow list",
         ),
-        pytest.param(
+        "a classifier's UNKNOWN is an answer": (
             ProviderDown(),
             {"classify": (says(Outcome.UNKNOWN),), "retry_on": (ProviderDown,)},
             UNKNOWN,
-            id="a classifier's UNKNOWN is an answer",
         ),
-        pytest.param(
+        "the first classifier that knows it has the say": (
             ProviderDown(),
             {"classify": (says(None), says(NOT_PROCESSED), says(RETRYABLE))},
             NOT_PROCESSED,
-            id="the first classifier that knows it has the say",
         ),
-        pytest.param(
+        "no classifier knows it: the lists are asked": (
             ProviderDown(),
             {"classify": (says(None),), "retry_on": (ProviderDown,)},
             RETRYABLE,
-            id="no classifier knows it: the lists are asked",
         ),
-        pytest.param(
+        "a classifier's verdict is kept whole": (
             ProviderDown(),
             {"classify": (says(Verdict(Outcome.RETRYABLE, retry_after=30)),)},
             Verdict(Outcome.RETRYABLE, retry_after=30),
-            id="a classifier's verdict is kept whole",
         ),
-        pytest.param(
+        "Retryable speaks first": (
             Retryable("later", retry_after=5),
             {"classify": (says(Outcome.UNKNOWN),), "never_retry": (Retryable,)},
             Verdict(Outcome.RETRYABLE, retry_after=5),
-            id="Retryable speaks first",
         ),
-        pytest.param(
+        "NonRetryable speaks first": (
             NonRetryable("never"),
             {"classify": (says(Outcome.RETRYABLE),), "retry_on": (NonRetryable,)},
             UNKNOWN,
-            id="NonRetryable speaks first",
         ),
-        pytest.param(
+        "NonRetryable that is safe to undo": (
             NonRetryable("never", not_processed=True),
             {"retry_on": (Exception,)},
             NOT_PROCESSED,
-            id="NonRetryable that is safe to undo",
         ),
-    ],
+    },
 )
 def test_the_first_that_knows_the_failure_has_the_say(
     exc: Exception, rules: dict[str, Any], expected: Verdict | None
@@ -324,17 +307,15 @@ def test_a_verdict_is_a_value() -> None:
         verdict.retry_after = 4  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("verdict", "wants_retry", "nothing_was_processed"),
-    [
-        pytest.param(RETRYABLE, True, True, id="retryable"),
-        pytest.param(NOT_PROCESSED, False, True, id="not processed"),
-        pytest.param(UNKNOWN, False, False, id="unknown"),
-        pytest.param(Verdict(Outcome.UNKNOWN, safe_to_repeat=True), True, False, id="in doubt"),
-        pytest.param(
-            Verdict(Outcome.NOT_PROCESSED, safe_to_repeat=True), False, True, id="no use to repeat"
-        ),
-    ],
+@cases(
+    "verdict wants_retry nothing_was_processed",
+    {
+        "retryable": (RETRYABLE, True, True),
+        "not processed": (NOT_PROCESSED, False, True),
+        "unknown": (UNKNOWN, False, False),
+        "in doubt": (Verdict(Outcome.UNKNOWN, safe_to_repeat=True), True, False),
+        "no use to repeat": (Verdict(Outcome.NOT_PROCESSED, safe_to_repeat=True), False, True),
+    },
 )
 def test_safe_to_repeat_and_nothing_was_processed_are_two_facts(
     verdict: Verdict, wants_retry: bool, nothing_was_processed: bool

@@ -3,6 +3,7 @@
 import pytest
 
 from tests import rooms
+from tests.support.cases import cases
 
 
 def test_every_file_has_a_room():
@@ -12,15 +13,15 @@ def test_every_file_has_a_room():
     assert set.union(*found) == set(rooms.TESTS.rglob("test_*.py"))
 
 
-@pytest.mark.parametrize(
-    ("file", "expected"),
-    [
-        pytest.param("unit/provider/test_rate.py", {"provider"}, id="folder"),
-        pytest.param("integration/test_redrive_canvas.py", {"redrive"}, id="name"),
-        pytest.param("acceptance/test_chaos.py", {"worker"}, id="runs-a-worker"),
-        pytest.param("unit/test_decision.py", {"retry"}, id="imports"),
-        pytest.param("unit/test_hazards.py", {"house"}, id="neither"),
-    ],
+@cases(
+    "file expected",
+    {
+        "folder": ("unit/provider/test_rate.py", {"provider"}),
+        "name": ("integration/test_redrive_canvas.py", {"redrive"}),
+        "runs-a-worker": ("acceptance/test_chaos.py", {"worker"}),
+        "imports": ("unit/test_decision.py", {"retry"}),
+        "neither": ("unit/test_hazards.py", {"house"}),
+    },
 )
 def test_room_of_a_file(file, expected):
     assert rooms.rooms_of(rooms.TESTS / file) == expected

@@ -16,6 +16,7 @@ from celery_sqs_backoff.safe import Busy, Refused
 from celery_sqs_backoff.safe.guard import cut_short, enter, finish, release
 from celery_sqs_backoff.store.memory import MemoryStore
 from celery_sqs_backoff.store.records import Records
+from tests.support.cases import cases
 from tests.support.fake_sqs import Clock
 
 from .safe_app import make_app, store_of
@@ -148,14 +149,14 @@ def guarded(app: Celery, *ends: Any, **options: Any) -> tuple[Any, list[str]]:
     return work, ran
 
 
-@pytest.mark.parametrize(
-    ("failure", "is_released"),
-    [
-        pytest.param(Retryable("down"), True, id="B1 retryable"),
-        pytest.param(NonRetryable("no", not_processed=True), True, id="B2 not processed"),
-        pytest.param(NonRetryable("timeout"), False, id="B3 may have been processed"),
-        pytest.param(ValueError(), False, id="B4 not classified"),
-    ],
+@cases(
+    "failure is_released",
+    {
+        "B1 retryable": (Retryable("down"), True),
+        "B2 not processed": (NonRetryable("no", not_processed=True), True),
+        "B3 may have been processed": (NonRetryable("timeout"), False),
+        "B4 not classified": (ValueError(), False),
+    },
 )
 def test_b1_to_b4_a_failure_releases_the_guard_only_if_nothing_was_processed(
     app: Celery, failure: Exception, is_released: bool
@@ -233,15 +234,15 @@ def test_a_task_may_replace_itself_with_other_arguments(app: Celery) -> None:
     assert pages == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("ends", "calls"),
-    [
-        pytest.param([], 2, id="sent"),
-        pytest.param([Retryable("down")], 2, id="failed"),
-        pytest.param([KeyboardInterrupt()], 1, id="killed"),
-        pytest.param([KeyboardInterrupt(), "sent"], 1 + 3, id="killed, then sent"),
-        pytest.param(["sent", "done"], 2 + 1, id="done"),
-    ],
+@cases(
+    "ends calls",
+    {
+        "sent": ([], 2),
+        "failed": ([Retryable("down")], 2),
+        "killed": ([KeyboardInterrupt()], 1),
+        "killed, then sent": ([KeyboardInterrupt(), "sent"], 1 + 3),
+        "done": (["sent", "done"], 2 + 1),
+    },
 )
 def test_what_a_guard_costs(app: Celery, ends: list[Any], calls: int) -> None:
     """Calls of the store; on Redis each is one round trip."""

@@ -20,6 +20,7 @@ from celery_sqs_backoff.doctor import (
 )
 from celery_sqs_backoff.doctor.horizon import dead_lettered_after, receives_within
 from celery_sqs_backoff.sqs.find_queue import NOT_CREATED
+from tests.support.cases import cases
 
 BASE = "https://sqs.eu-central-1.amazonaws.com/123456789012"
 ARN = "arn:aws:sqs:eu-central-1:123456789012"
@@ -321,14 +322,14 @@ def test_a_fifo_cap_that_is_too_short_for_any_number_of_receives_is_to_be_raised
     assert "raise the fifo_cap of shop.send_mail" in found.fix.text
 
 
-@pytest.mark.parametrize(
-    ("elsewhere", "expected"),
-    [
-        pytest.param("reports", [], id="it goes to another queue"),
-        pytest.param("mails", ["W009", "W010"], id="it goes to this one"),
-        pytest.param("celery", [], id="it goes to the default queue"),
-        pytest.param(None, ["W009", "W010"], id="nobody knows where it goes"),
-    ],
+@cases(
+    "elsewhere expected",
+    {
+        "it goes to another queue": ("reports", []),
+        "it goes to this one": ("mails", ["W009", "W010"]),
+        "it goes to the default queue": ("celery", []),
+        "nobody knows where it goes": (None, ["W009", "W010"]),
+    },
 )
 def test_a_queue_is_set_up_for_the_tasks_that_go_to_it(
     elsewhere: str | None, expected: list[str]
@@ -495,13 +496,13 @@ def test_delays_that_are_too_short_for_any_number_of_receives_are_what_is_to_be_
     assert examine(with_task(backoff=FullJitter(base=2, cap=60), **endless)) == []
 
 
-@pytest.mark.parametrize(
-    ("backoff", "receives", "first", "half"),
-    [
-        pytest.param(Schedule([30]), 8, (210, 214), (210, 214), id="seven delays of 30 s"),
-        pytest.param(Schedule([30]), 1, (0, 2), (0, 2), id="no retry at all"),
-        pytest.param(FullJitter(base=2, cap=3600), 7, (1, 40), (40, 100), id="full jitter"),
-    ],
+@cases(
+    "backoff receives first half",
+    {
+        "seven delays of 30 s": (Schedule([30]), 8, (210, 214), (210, 214)),
+        "no retry at all": (Schedule([30]), 1, (0, 2), (0, 2)),
+        "full jitter": (FullJitter(base=2, cap=3600), 7, (1, 40), (40, 100)),
+    },
 )
 def test_the_time_to_a_dead_letter(
     backoff: Any, receives: int, first: tuple[float, float], half: tuple[float, float]

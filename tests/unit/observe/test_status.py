@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from celery_sqs_backoff.observe.board import ProviderNow, QueueNow, WorkerNow
 from celery_sqs_backoff.observe.status import (
     QueueStatus,
@@ -14,6 +12,7 @@ from celery_sqs_backoff.observe.status import (
     sum_providers,
     with_workers,
 )
+from tests.support.cases import cases
 
 NOW = 10_000.0
 
@@ -39,13 +38,13 @@ def test_after_a_deploy_nobody_knows_how_many_wait() -> None:
     assert (found.running, found.unaccounted) == (2, 2_480)
 
 
-@pytest.mark.parametrize(
-    ("in_flight", "known"),
-    [
-        pytest.param(20, QueueNow(), id="few, on their way"),
-        pytest.param(100, QueueNow(held=60), id="fewer than are known"),
-        pytest.param(5, QueueNow(held=60), id="SQS has counted fewer"),
-    ],
+@cases(
+    "in_flight known",
+    {
+        "few, on their way": (20, QueueNow()),
+        "fewer than are known": (100, QueueNow(held=60)),
+        "SQS has counted fewer": (5, QueueNow(held=60)),
+    },
 )
 def test_counts_that_differ_a_little_are_believed(in_flight: int, known: QueueNow) -> None:
     found = of(in_flight, known)

@@ -5,24 +5,21 @@ from __future__ import annotations
 import pytest
 
 from celery_sqs_backoff.provider.rate import AHEAD_SECONDS, RETURN_SHARE, Times, assign
+from tests.support.cases import cases
 
 APART = 1 / (10 * RETURN_SHARE)
 
 
-@pytest.mark.parametrize(
-    ("times", "now", "slots", "returns", "expected", "free_at"),
-    [
-        pytest.param(Times(), 5.0, 3, 0, ([5.0, 5.1, 5.2], []), 5.3, id="one over the rate apart"),
-        pytest.param(Times(7.0), 99.0, 2, 0, ([99.0, 99.1], []), 99.2, id="none of the past"),
-        pytest.param(Times(5.9), 5.0, 9, 0, ([5.9, 6.0], []), 6.1, id="none far away"),
-        pytest.param(Times(6.1), 5.0, 9, 0, ([], []), 6.1, id="all near ones are taken"),
-        pytest.param(
-            Times(6.0), 5.0, 1, 2, ([6.0], [6.1, 6.1 + APART]), 6.1, id="back when slots are free"
-        ),
-        pytest.param(
-            Times(5.0, 9.0), 5.0, 0, 2, ([], [9.0, 9.0 + APART]), 5.0, id="back after the others"
-        ),
-    ],
+@cases(
+    "times now slots returns expected free_at",
+    {
+        "one over the rate apart": (Times(), 5.0, 3, 0, ([5.0, 5.1, 5.2], []), 5.3),
+        "none of the past": (Times(7.0), 99.0, 2, 0, ([99.0, 99.1], []), 99.2),
+        "none far away": (Times(5.9), 5.0, 9, 0, ([5.9, 6.0], []), 6.1),
+        "all near ones are taken": (Times(6.1), 5.0, 9, 0, ([], []), 6.1),
+        "back when slots are free": (Times(6.0), 5.0, 1, 2, ([6.0], [6.1, 6.1 + APART]), 6.1),
+        "back after the others": (Times(5.0, 9.0), 5.0, 0, 2, ([], [9.0, 9.0 + APART]), 5.0),
+    },
 )
 def test_assign(
     times: Times,
