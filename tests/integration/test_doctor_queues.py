@@ -156,14 +156,6 @@ def find_each(app: Celery, endpoint: str, server: str) -> None:
     assert set(found) == {made.name for made in broken.values()}, "nothing about the right ones"
 
 
-def test_what_sqs_denies_is_found(app: Celery, sqs: SQSClient, proxy: FaultProxy) -> None:
-    made = Made(sqs, queue_name("denied"))
-    consume(app, proxy.endpoint, [made])
-    assert diagnose(app) == {}
-    proxy.inject(http_error(403, "AccessDenied", actions=["DeleteMessageBatch"]))
-    assert diagnose(app) == {made.name: ["E027"]}
-
-
 def test_a_worker_that_may_not_send_its_dead_letters_is_found(
     app: Celery, sqs: SQSClient, proxy: FaultProxy
 ) -> None:

@@ -9,9 +9,8 @@ import threading
 import pytest
 from celery import Celery, _state
 
-from celery_sqs_backoff import Schedule, SQSBackoffTask
+from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.testing import LocalQueueFactory, on_local_sqs, running_worker
-from tests.support.cases import cases
 from tests.support.processes import eventually
 
 CHECK_UP = "celery_sqs_backoff.worker.check_up"
@@ -63,32 +62,3 @@ def test_a_queue_that_allows_too_few_receives(said):
     [warning] = said({"max_receive_count": 5})
     assert "maxReceiveCount is 5" in warning
     assert "start_up.mail" in warning
-
-
-@cases(
-    "max_receive_count options",
-    {
-        "the most that SQS allows": (1000, {}),
-        "enough for max_retries": (5, {"max_retries": 4}),
-        "enough for retry_for": (5, {"retry_for": 60, "backoff": Schedule([20])}),
-    },
-)
-def test_a_queue_that_allows_enough(said, max_receive_count, options):
-    assert said({"max_receive_count": max_receive_count}, **options) == []
-
-
-@pytest.mark.parametrize("what", ["W010", "W010:{queue}"])
-def test_what_the_settings_ignore_is_not_said(said, what):
-    assert said({"max_receive_count": 5}, ignore={what: "we replay by hand"}) == []
-    others = {"W002": "another rule", "W010:other": "another queue", "W010": ""}
-    [warning] = said({"max_receive_count": 5}, ignore=others)
-    assert "maxReceiveCount is 5" in warning
-
-
-def test_a_queue_without_a_dead_letter_queue(said):
-    [warning] = said({"dead_letter_queue": False})
-    assert "the queue has no RedrivePolicy" in warning
-
-
-def test_a_queue_without_a_dead_letter_queue_is_right_for_tasks_that_fail(said):
-    assert said({"dead_letter_queue": False}, on_give_up="fail") == []
