@@ -6,7 +6,6 @@ import json
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -154,7 +153,7 @@ class Scene:
         pytest.param(Scene(8, capacity=6, call_seconds=1.0, processes=4), id="calls of 1 s"),
     ],
 )
-def test_simulator(make_stage: Callable[..., Stage], scene: Scene) -> None:
+def test_simulator(make_stage, scene):
     """Calls while the provider is down, and the time to drain, are within 20 % of the seeds'."""
     draws = [scene.simulate(seed) for seed in range(SEEDS)]
     real = scene.play(make_stage())

@@ -1,7 +1,5 @@
 """The short form of ``make celery-suite``: Celery's own tests of traces and requests."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -13,7 +11,7 @@ PATHS = ("t/unit/tasks/test_trace.py", "t/unit/worker/test_request.py")
 
 
 @pytest.mark.timeout(300)
-def test_celery_suite() -> None:
+def test_celery_suite():
     """Each of Celery's tests of traces and requests that passes on stock passes with our class."""
     try:
         installed().source("celery")

@@ -1,9 +1,5 @@
 """Workers are killed and calls to SQS spoiled at random: no message is lost."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.chaos.runner import run_chaos
@@ -18,7 +14,7 @@ FAULTS = {"delay", "drop-after", "drop-before", "error", "fail-entries"}
     ("tasks", "seconds"),
     [pytest.param(100, 8, id="100"), pytest.param(300, 14, id="300", marks=pytest.mark.long)],
 )
-def test_chaos(tmp_path: Path, tasks: int, seconds: float) -> None:
+def test_chaos(tmp_path, tasks, seconds):
     """Every message is done or a dead letter, and no further run is without an explanation."""
     report = run_chaos(tasks=tasks, seed=SEED, directory=tmp_path, chaos_seconds=seconds)
     print("\n".join(report.lines()))  # noqa: T201  # pytest shows it when the test fails

@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -95,13 +94,13 @@ class Wreckage:
 
 
 @pytest.fixture(scope="module")
-def wreckage(make_scene: Callable[..., Stage]) -> Wreckage:
+def wreckage(make_scene):
     return Wreckage(make_scene(conf={"result_backend": REDIS}))
 
 
 @pytest.mark.hazard("H4")
 @pytest.mark.parametrize("how", CRASHES)
-def test_crash_budget(wreckage: Wreckage, how: str) -> None:
+def test_crash_budget(wreckage, how):
     """A message that crashes too often is a dead letter with the reason."""
     result = wreckage.hopeless[how]
     record = wreckage.letters[result.id]
@@ -112,13 +111,13 @@ def test_crash_budget(wreckage: Wreckage, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", CRASHES)
-def test_delay(wreckage: Wreckage, how: str) -> None:
+def test_delay(wreckage, how):
     """A message does not come back at once after a crash."""
     first, second = wreckage.runs_of(wreckage.hopeless[how].id)
     assert second["at"] - first["at"] >= 2
 
 
-def test_no_loop(wreckage: Wreckage) -> None:
+def test_no_loop(wreckage):
     """No message is given back without a delay, as ``task_reject_on_worker_lost`` does."""
     assert wreckage.asked_to_hide
     assert 0 not in wreckage.asked_to_hide
@@ -126,7 +125,7 @@ def test_no_loop(wreckage: Wreckage) -> None:
 
 @pytest.mark.hazard("H9")
 @pytest.mark.parametrize("how", CRASHES)
-def test_announcement(wreckage: Wreckage, how: str) -> None:
+def test_announcement(wreckage, how):
     """The main process announces a retry after a crash, since no other process can."""
     result = wreckage.hopeless[how]
     announced = wreckage.stage.record.entries(signal="task_retry", id=result.id)
@@ -134,7 +133,7 @@ def test_announcement(wreckage: Wreckage, how: str) -> None:
 
 
 @pytest.mark.hazard("H19")
-def test_fewer_crashes(wreckage: Wreckage) -> None:
+def test_fewer_crashes(wreckage):
     """A message that crashes less often than its budget succeeds."""
     assert wreckage.once.get(timeout=5) == "alive"
     assert len(wreckage.runs_of(wreckage.once.id)) == 2
@@ -142,7 +141,7 @@ def test_fewer_crashes(wreckage: Wreckage) -> None:
 
 
 @pytest.mark.hazard("H25")
-def test_chord_of_crashes(wreckage: Wreckage) -> None:
+def test_chord_of_crashes(wreckage):
     """A chord ends when a part of it crashes too often."""
     assert wreckage.chord.state == "FAILURE"
     [letter] = [r for task_id, r in wreckage.letters.items() if not_sent_alone(wreckage, task_id)]

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ class Family:
 
 
 @pytest.fixture
-def family() -> Family:
+def family():
     return Family()
 
 
@@ -71,7 +70,7 @@ def family() -> Family:
     "mails",
     [pytest.param(40, id="40"), pytest.param(2000, id="2000", marks=pytest.mark.long)],
 )
-def test_demo(family: Family, tmp_path: Path, mails: int) -> None:
+def test_demo(family, tmp_path, mails):
     """``make demo`` sends each mail once, also the dead letters, and leaves no process behind."""
     figures = tmp_path / "figures.json"
     arguments = [f"--mails={mails}", f"--output={tmp_path}", f"--json={figures}"]
@@ -103,7 +102,7 @@ def test_demo(family: Family, tmp_path: Path, mails: int) -> None:
     assert Path(summary["picture"]).read_bytes().startswith(b"\x89PNG")
 
 
-def test_interrupted(tmp_path: Path) -> None:
+def test_interrupted(tmp_path):
     """A demo that is interrupted stops all that it has started, and says so by its exit code."""
     codes = {signal.SIGINT: 130, signal.SIGTERM: 143}
     families = {sent: Family() for sent in codes}
@@ -135,7 +134,7 @@ def in_the_project(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_lost_mail(tmp_path: Path) -> None:
+def test_lost_mail(tmp_path):
     """A lost mail makes the demo fail."""
     done = in_the_project(f"""
 import sys
@@ -155,7 +154,7 @@ sys.exit(demo.main(["--output", {str(tmp_path)!r}]))
     assert "The logs are in" in done.stdout
 
 
-def test_django_settings() -> None:
+def test_django_settings():
     """``CELERY_SQS_BACKOFF`` reaches the tasks."""
     done = in_the_project("""
 import os
@@ -173,7 +172,7 @@ print(send_mail.backoff_options.backoff is django.conf.settings.CELERY_SQS_BACKO
     ], done.stderr
 
 
-def test_migrations(tmp_path: Path) -> None:
+def test_migrations(tmp_path):
     """No migration of the example is missing."""
     done = subprocess.run(
         [sys.executable, "-m", "example_project.manage", "makemigrations", "--check"],
@@ -216,7 +215,7 @@ def _open(url: str, content: dict[str, Any] | None = None, *, timeout: float = 5
 
 
 @pytest.fixture(scope="module")
-def provider() -> Iterator[MailProvider]:
+def provider():
     with (
         pytest.MonkeyPatch.context() as patch,
         subprocess.Popen(
@@ -232,10 +231,10 @@ def provider() -> Iterator[MailProvider]:
 
 
 @pytest.fixture(scope="module")
-def verdict_on() -> Callable[[BaseException], Outcome | Verdict | None]:
+def verdict_on():
     """The example's classification of errors, taken from its file alone."""
     module = runpy.run_path(str(ROOT / "example_project" / "mails" / "errors.py"))
-    return module["provider_errors"]  # type: ignore[no-any-return]
+    return module["provider_errors"]
 
 
 #: Mails that are sent in each mode; the error, and what it means.
@@ -250,7 +249,7 @@ MODES: dict[str, tuple[int, type[Exception] | None, Outcome | Verdict | None]] =
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_provider(provider: MailProvider, mode: str, verdict_on: Callable[..., Any]) -> None:
+def test_provider(provider, mode, verdict_on):
     """The example knows of each error of the provider whether the mail was sent."""
     sent, error, verdict = MODES[mode]
     provider.behave(mode=mode, slowness_seconds=0.2)
@@ -262,7 +261,7 @@ def test_provider(provider: MailProvider, mode: str, verdict_on: Callable[..., A
     assert mode != "slow" or time.monotonic() - began >= 0.2
 
 
-def test_rate_limit(provider: MailProvider, verdict_on: Callable[..., Any]) -> None:
+def test_rate_limit(provider, verdict_on):
     """A call beyond the rate of the last second is answered 429, with a time to retry after."""
     provider.behave(mode="up", calls_per_second=1, retry_after_seconds=7)
     provider.send()
@@ -272,7 +271,7 @@ def test_rate_limit(provider: MailProvider, verdict_on: Callable[..., Any]) -> N
     assert failure.value.code == 429
     assert verdict_on(failure.value) == Verdict(Outcome.RETRYABLE, retry_after=7)
 
-    def is_let_in() -> bool:
+    def is_let_in():
         with suppress(HTTPError):
             provider.send()
             return True
@@ -290,7 +289,7 @@ def test_rate_limit(provider: MailProvider, verdict_on: Callable[..., Any]) -> N
         "a gateway does not know what happened behind it": (502, Outcome.UNKNOWN),
     },
 )
-def test_not_retried(status: int, verdict: Outcome, verdict_on: Callable[..., Any]) -> None:
+def test_not_retried(status, verdict, verdict_on):
     """Other answers are not retried, and other errors are left to other classifiers."""
-    assert verdict_on(HTTPError("http://x", status, "", {}, None)) is verdict  # type: ignore[arg-type]
+    assert verdict_on(HTTPError("http://x", status, "", {}, None)) is verdict
     assert verdict_on(KeyError("customer")) is None

@@ -6,7 +6,6 @@ That a group keeps its order in every pool is shown in ``test_pools``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from tests.support.differences import HIDDEN_GROUP_LOSES_ITS_ORDER, differs
 from tests.support.processes import eventually
 from tests.support.record import note
 
-from .stage import KILLED, Stage, app_of_this_module
+from .stage import KILLED, app_of_this_module
 
 app = app_of_this_module()
 
@@ -41,7 +40,7 @@ def mail(self: Any, name: str, failures: int = 0, seconds: float = 0) -> None:
 
 
 @pytest.fixture(scope="module")
-def scene(make_scene: Callable[..., Stage]) -> Stage:
+def scene(make_scene):
     """A worker with two processes: groups back off, and then one occupies a process."""
     fifo = {"fifo": True, "max_receive_count": 100}
     stage = make_scene(queues={"test": fifo, "cap": fifo})
@@ -59,7 +58,7 @@ def scene(make_scene: Callable[..., Stage]) -> Stage:
 
 
 @pytest.mark.hazard("H3", "H21")
-def test_retries(scene: Stage) -> None:
+def test_retries(scene):
     """Messages that wait behind one that backs off have not been retried."""
     names = ("a0", "a1", "a2")
     found = [(e["name"], e["retries"]) for e in scene.runs("mail") if e["name"] in names]
@@ -69,12 +68,12 @@ def test_retries(scene: Stage) -> None:
 
 
 @pytest.mark.hazard("H21")
-def test_cap(scene: Stage) -> None:
+def test_cap(scene):
     """The third delay of the schedule is an hour; ``fifo_cap`` makes it a second."""
     assert [delay for delay in scene.delays_asked("cap") if delay] == [1, 1, 1]
 
 
-def test_other_groups(scene: Stage) -> None:
+def test_other_groups(scene):
     """A message that waits for its group leaves a process to other groups."""
     assert len(scene.record.entries(name="c")) == 1
     assert scene.record.entries(name="b1") == []

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.sqs.handshakes import guard_forks
 from tests.support.record import note
 
-from .stage import Stage, app_of_this_module
+from .stage import app_of_this_module
 
 app = app_of_this_module()
 
@@ -18,7 +16,7 @@ def guarded() -> None:
     note(task="forks.guarded", guards=guard_forks.cache_info().currsize)
 
 
-def test_the_forks_of_a_worker_are_guarded(make_stage: Callable[..., Stage]) -> None:
+def test_the_forks_of_a_worker_are_guarded(make_stage):
     """A process inherits from the worker that its guard was set when it was forked."""
     stage = make_stage()
     stage.send("forks.guarded")

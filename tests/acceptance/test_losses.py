@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -158,14 +157,14 @@ class Taken:
 
 
 @pytest.fixture(scope="module")
-def taken(make_scene: Callable[..., Stage]) -> Taken:
+def taken(make_scene):
     short = {"visibility_timeout_seconds": 2}
     stage = make_scene(queues=dict.fromkeys([*LOSING_POOLS, "back"], short))
     return Taken(stage)
 
 
 @pytest.mark.parametrize("pool", LOSING_POOLS)
-def test_lost_lease(taken: Taken, pool: str) -> None:
+def test_lost_lease(taken, pool):
     """A task learns that another consumer has its message, by property and by signal."""
     [end] = taken.entries(pool, "end")
     assert end["lost"]
@@ -174,7 +173,7 @@ def test_lost_lease(taken: Taken, pool: str) -> None:
 
 
 @pytest.mark.parametrize("pool", LOSING_POOLS)
-def test_lost_message_is_left_alone(taken: Taken, pool: str) -> None:
+def test_lost_message_is_left_alone(taken, pool):
     """The worker does not shorten the other consumer's hold."""
     if differs(STALE_HANDLE_IS_REFUSED):
         assert taken.left[pool] == (0, 1), "it is the other's, and still hidden"
@@ -183,7 +182,7 @@ def test_lost_message_is_left_alone(taken: Taken, pool: str) -> None:
     assert 0 not in taken.stage.delays_asked(pool)
 
 
-def test_own_message_comes_back(taken: Taken) -> None:
+def test_own_message_comes_back(taken):
     """A message that comes back to the worker that runs it does not run twice."""
     assert len(taken.entries("back", "start")) == len(taken.entries("back", "end")) == 1
     assert taken.stage.dead_letters("back") == []
@@ -245,7 +244,7 @@ class Reconnected:
 
 
 @pytest.fixture(scope="module")
-def reconnected(make_scene: Callable[..., Stage]) -> Reconnected:
+def reconnected(make_scene):
     # As 30 s, the default of SQS, are to an outage of 20 s.
     short = {"visibility_timeout_seconds": OUTAGE_SECONDS + 2}
     return Reconnected(make_scene(queues=dict.fromkeys(RECONNECTING_POOLS, short)))
@@ -253,7 +252,7 @@ def reconnected(make_scene: Callable[..., Stage]) -> Reconnected:
 
 @pytest.mark.hazard("0.1", "0.3", "H13", "H28")
 @pytest.mark.parametrize("pool", RECONNECTING_POOLS)
-def test_reconnect(reconnected: Reconnected, pool: str) -> None:
+def test_reconnect(reconnected, pool):
     """Each task runs once and its message is deleted once, whatever happens to the connection.
 
     After a broker error stock Celery makes the messages of running tasks visible again and forgets
@@ -270,7 +269,7 @@ def test_reconnect(reconnected: Reconnected, pool: str) -> None:
 
 @pytest.mark.hazard("0.2")
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_consumer_restarts(reconnected: Reconnected, pool: str) -> None:
+def test_consumer_restarts(reconnected, pool):
     """The worker receives again after Celery has restarted its consumer; stock 5.7.0 does not."""
     assert "Connection to broker lost" in reconnected.logs[pool]
     assert reconnected.count(pool, "end")["afterwards"] == 1
@@ -278,7 +277,7 @@ def test_consumer_restarts(reconnected: Reconnected, pool: str) -> None:
 
 @pytest.mark.hazard("0.1", "H28")
 @pytest.mark.parametrize("pool", RECONNECTING_POOLS)
-def test_outage(reconnected: Reconnected, pool: str) -> None:
+def test_outage(reconnected, pool):
     """A worker survives seconds without SQS and expired credentials, and says so."""
     assert reconnected.is_running[pool]
     assert reconnected.faults == 2 * len(RECONNECTING_POOLS)
@@ -292,7 +291,7 @@ def test_outage(reconnected: Reconnected, pool: str) -> None:
 
 
 @pytest.mark.hazard("H11")
-def test_slow_answers(make_stage: Callable[..., Stage]) -> None:
+def test_slow_answers(make_stage):
     """Slow answers do not block the event loop, and settling is cheap."""
     stage = make_stage()
     assert stage.proxy is not None
@@ -350,7 +349,7 @@ REFUSED = {"lasts": (), "retries": SETTLING, "fails": DELETE, "succeeds": DELETE
 
 
 @pytest.fixture(scope="module")
-def killed(make_scene: Callable[..., Stage]) -> Stage:
+def killed(make_scene):
     """Kill a worker amid all that it does (SIGKILL, all processes); another finds the rest."""
     short = {"visibility_timeout_seconds": 2, "max_receive_count": 100}
     stage = make_scene(queues=dict.fromkeys(REFUSED, short))
@@ -358,7 +357,7 @@ def killed(make_scene: Callable[..., Stage]) -> Stage:
         if refused:
             stage.fail(queue, unavailable(actions=refused))
 
-    def send(queue: str) -> None:
+    def send(queue):
         for n in range(KILLED_TASKS[queue]):
             stage.send(f"killed.{queue}", n, queue=queue)
 
@@ -383,14 +382,14 @@ def killed(make_scene: Callable[..., Stage]) -> Stage:
 
 
 @pytest.mark.parametrize("queue", ["lasts", "succeeds", "retries"])
-def test_killed_while(killed: Stage, queue: str) -> None:
+def test_killed_while(killed, queue):
     """No message is lost when the worker dies while tasks run, or before SQS knows their end."""
     ended = killed.record.entries(task=f"killed.{queue}", what="end")
     assert {entry["n"] for entry in ended} == set(range(KILLED_TASKS[queue]))
     assert killed.dead_letters(queue) == []
 
 
-def test_killed_while_giving_up(killed: Stage) -> None:
+def test_killed_while_giving_up(killed):
     """A message is a dead letter, perhaps twice, if the worker dies before it deletes it."""
     letters = killed.dead_letters("fails")
     assert {letter.record and letter.record["task"] for letter in letters} == {"killed.fails"}

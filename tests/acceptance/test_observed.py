@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -180,17 +179,17 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(make_scene: Callable[..., Stage]) -> Watched:
+def watched(make_scene):
     own = {"store": redis_url(), "namespace": uuid4().hex, "secret": "s" * 32}
     stage = make_scene(queues={"main": {}, "second": {}}, conf={"sqs_backoff": own})
     return Watched(stage, pytest.MonkeyPatch())
 
 
-def test_metrics(watched: Watched) -> None:
+def test_metrics(watched):
     """Runs, retries and dead letters are counted exactly."""
     found, queue = watched.counted, watched.stage["main"].name
 
-    def runs(task: str, outcome: str) -> float:
+    def runs(task, outcome):
         return found[f'sqs_backoff_runs_total{{outcome="{outcome}",queue="{queue}",task="{task}"}}']
 
     assert runs("flaky", "retryable") == runs("flaky", "succeeded") == 10
@@ -202,13 +201,13 @@ def test_metrics(watched: Watched) -> None:
     assert watched.healthz == "ok"
 
 
-def test_running(watched: Watched) -> None:
+def test_running(watched):
     """Running is what runs, with our base class or without, and not what waits for a process."""
     name = f'sqs_backoff_messages_running{{queue="{watched.stage["main"].name}"}}'
     assert watched.held[name] == 2
 
 
-def test_status(watched: Watched) -> None:
+def test_status(watched):
     """``sqs-status`` tells running from waiting messages by what the workers write."""
     assert watched.status_before["waiting"] is not None, "nothing is in flight"
     main, _ = watched.status_now
@@ -218,13 +217,13 @@ def test_status(watched: Watched) -> None:
     assert "given up by the workers since they started: 1 not retryable" in watched.shown
 
 
-def test_two_workers_of_one_name(watched: Watched) -> None:
+def test_two_workers_of_one_name(watched):
     """Both are in the status. Celery's warning needs fanout, which SQS does not have."""
     main, second = watched.status_now
     assert (main["running"], second["running"]) == (2, 1)
 
 
-def test_health(watched: Watched) -> None:
+def test_health(watched):
     """A stopped worker is unhealthy, and one whose SQS is down is not."""
     assert {code for code, _ in watched.outage} == {0}
     code, said = watched.stopped
@@ -264,14 +263,14 @@ THREADS = {"poller": "sqs-poll-", "keeper": "sqs-keeper", "pacer": "sqs-pace"}
 
 
 @pytest.fixture(scope="module")
-def unhealthy(make_scene: Callable[..., Stage]) -> dict[str, tuple[int, str]]:
+def unhealthy(make_scene):
     """A worker for each thread to die, and what ``sqs-health`` says of it then."""
     own = {"store": redis_url(), "namespace": uuid4().hex, "secret": "s" * 32}
     stage = make_scene(queues={queue: {} for queue in THREADS}, conf={"sqs_backoff": own})
     directory = stage.record.path.parent
     heartbeats = {queue: directory / f"{queue}-heartbeat" for queue in THREADS}
     triggers = {queue: directory / f"{queue}-trigger" for queue in THREADS}
-    options: dict[str, Any] = {
+    options = {
         queue: {
             "concurrency": 1,
             "conf": {"sqs_backoff": own | {"heartbeat": str(heartbeats[queue])}},
@@ -281,7 +280,7 @@ def unhealthy(make_scene: Callable[..., Stage]) -> dict[str, tuple[int, str]]:
         }
         for queue in THREADS
     }
-    found: dict[str, tuple[int, str]] = {}
+    found = {}
     with stage.workers(**options):
         for queue in THREADS:
             stage.send("rated", queue, queue=queue)
@@ -301,7 +300,7 @@ def unhealthy(make_scene: Callable[..., Stage]) -> dict[str, tuple[int, str]]:
 
 
 @pytest.mark.parametrize("thread", THREADS)
-def test_dead_thread(unhealthy: dict[str, tuple[int, str]], thread: str) -> None:
+def test_dead_thread(unhealthy, thread):
     """A worker whose thread has died is unhealthy within 30 seconds."""
     code, said = unhealthy[thread]
     assert code == 1

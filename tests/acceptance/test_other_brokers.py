@@ -86,7 +86,7 @@ def running(broker: str, record: Record) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+def record(tmp_path_factory):
     """Run a worker per broker at the same time, until each has run its mail three times."""
     record = Record(tmp_path_factory.mktemp("brokers") / "record")
     with ExitStack() as stack, ThreadPoolExecutor(len(BROKERS)) as threads:
@@ -102,7 +102,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
 @pytest.mark.rabbitmq
 @pytest.mark.parametrize("broker", BROKERS)
 @pytest.mark.story("R5")
-def test_retry(record: Record, broker: str) -> None:
+def test_retry(record, broker):
     """A task is retried as often, and after the delay, that its policy says."""
     runs = record.entries(broker=broker)
     assert [run["retries"] for run in runs] == [0, 1, 2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -193,7 +192,7 @@ class GivenUp:
 
 
 @pytest.fixture(scope="module")
-def given_up(make_scene: Callable[..., Stage]) -> GivenUp:
+def given_up(make_scene):
     return GivenUp(
         make_scene(
             queues={
@@ -209,7 +208,7 @@ def given_up(make_scene: Callable[..., Stage]) -> GivenUp:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.story("M4", "Q2")
-def test_record(given_up: GivenUp, name: str) -> None:
+def test_record(given_up, name):
     """The dead letter says why it is there, and when and where it failed."""
     _, error, outcome, reason, attempts, _ = CASES[name]
     record = given_up.letter(name).record
@@ -226,7 +225,7 @@ def test_record(given_up: GivenUp, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_result(given_up: GivenUp, name: str) -> None:
+def test_result(given_up, name):
     """The result is FAILURE, announced once, and the errback runs once."""
     result = given_up.results[name]
     assert result.state == "FAILURE"
@@ -236,7 +235,7 @@ def test_result(given_up: GivenUp, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[-1] is not None])
 @pytest.mark.story("B1", "B2", "B3", "B4")
-def test_undo(given_up: GivenUp, name: str) -> None:
+def test_undo(given_up, name):
     """``on_not_processed`` runs at each failure, unless it may have been processed."""
     args, error, _, _, attempts, is_undone = CASES[name]
     undone = given_up.stage.record.entries(undo=name)
@@ -244,12 +243,12 @@ def test_undo(given_up: GivenUp, name: str) -> None:
     assert all((u["error"], u["args"]) == (error, args) for u in undone)
 
 
-def test_undo_by_hand(given_up: GivenUp) -> None:
+def test_undo_by_hand(given_up):
     """``on_not_processed`` runs when ``self.retry()`` finds no retry left."""
     assert given_up.stage.record.entries(undo="by_hand", error="ProviderDown")
 
 
-def test_replayable(given_up: GivenUp) -> None:
+def test_replayable(given_up):
     """The dead letter is the message as it was sent: replayed, it runs again."""
     letter = given_up.letter("classified")
     envelope = json.loads(base64.b64decode(letter.body))
@@ -259,7 +258,7 @@ def test_replayable(given_up: GivenUp) -> None:
 
 
 @pytest.mark.hazard("H20")
-def test_max_receive_count(given_up: GivenUp) -> None:
+def test_max_receive_count(given_up):
     """One receive before SQS would move it without a reason, the message is given up."""
     record = given_up.dead["twice"][given_up.received.id].record
     assert record is not None
@@ -271,13 +270,13 @@ def test_max_receive_count(given_up: GivenUp) -> None:
 
 
 @pytest.mark.hazard("H20", "H25")
-def test_chord(given_up: GivenUp) -> None:
+def test_chord(given_up):
     """A chord ends when a part of it is given up."""
     assert given_up.chord.state == "FAILURE"
     assert "unknown" in str(given_up.chord.result) or "ValueError" in str(given_up.chord.result)
 
 
-def test_s3_notification(given_up: GivenUp) -> None:
+def test_s3_notification(given_up):
     """A message that Celery has not sent becomes a task, is retried, and keeps its body."""
     [letter] = given_up.stage.dead_letters("s3")
     assert letter.body == S3_EVENT
@@ -287,7 +286,7 @@ def test_s3_notification(given_up: GivenUp) -> None:
     assert "sqs_backoff.ignored" in given_up.log, "the test event of S3"
 
 
-def test_huge_name(given_up: GivenUp) -> None:
+def test_huge_name(given_up):
     """A task name of 60,000 characters neither floods the log nor forges a line of it."""
     assert "sqs_backoff.not_understood" in given_up.log
     assert "y" * 200 not in given_up.log

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -43,13 +41,13 @@ class Parked:
 
 
 @pytest.fixture(scope="module")
-def parked(make_scene: Callable[..., Stage]) -> Parked:
-    conf: dict[str, Any] = {"sqs_backoff": {"park_above": 1e-9}, "result_backend": REDIS}
+def parked(make_scene):
+    conf = {"sqs_backoff": {"park_above": 1e-9}, "result_backend": REDIS}
     return Parked(make_scene(queues={"test": {}}, conf=conf))
 
 
 @pytest.mark.hazard("H22")
-def test_parked(parked: Parked) -> None:
+def test_parked(parked):
     """A backoff without room is a dead letter with the delay it had left, and has not failed."""
     letters = [letter.record or {} for letter in parked.stage.dead_letters("test")]
     assert sorted(record["id"] for record in letters) == sorted(r.id for r in parked.results)
@@ -60,6 +58,6 @@ def test_parked(parked: Parked) -> None:
     assert {result.state for result in parked.results} == {"RETRY"}
 
 
-def test_reads(parked: Parked) -> None:
+def test_reads(parked):
     """The poller reads the number of messages in flight once a minute."""
     assert parked.reads == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from celery.exceptions import Reject
 from celery_sqs_backoff import SQSBackoffTask
 from tests.support.record import RECORD_FILE_VARIABLE, Record, note
 
-from .stage import Stage, app_of_this_module
+from .stage import app_of_this_module
 
 app = app_of_this_module()
 
@@ -69,9 +68,7 @@ def rejects(self: Any, times: int) -> None:
 
 @pytest.mark.hazard("H10", "H12", "H14")
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_each_task_runs_once_and_leaves_the_queue(
-    make_stage: Callable[..., Stage], pool: str
-) -> None:
+def test_each_task_runs_once_and_leaves_the_queue(make_stage, pool):
     """The visibility timeout is 4 s. One task takes 9 s, and another has an ETA after 9 s."""
     queue = {
         "visibility_timeout_seconds": VISIBILITY_TIMEOUT_SECONDS,

@@ -145,17 +145,17 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(make_scene: Callable[..., Stage]) -> Scene:
+def scene(make_scene):
     return Scene(make_scene)
 
 
 @pytest.fixture(params=POOLS)
-def pool(request: pytest.FixtureRequest) -> str:
+def pool(request):
     return str(request.param)
 
 
 @pytest.mark.hazard("H12", "H14")
-def test_runs(scene: Scene, pool: str) -> None:
+def test_runs(scene, pool):
     """Each task runs as often as it must, also one that takes three visibility timeouts."""
     runs = scene.runs(pool)
     expected = {"lasts": 1, "retries": 3, "succeeds": 6, "fails": 2, "cancelled": 2, "memory": 2}
@@ -163,7 +163,7 @@ def test_runs(scene: Scene, pool: str) -> None:
     assert [run["retries"] for run in runs["retries"]] == [0, 1, 2]
 
 
-def test_settlements(scene: Scene, pool: str) -> None:
+def test_settlements(scene, pool):
     """Each message is deleted once, in batches, and only dead letters are published."""
     deleted = [e["ReceiptHandle"] for e in scene.stage.asked("DeleteMessageBatch", pool)]
     assert len(deleted) == len(set(deleted)) == 12
@@ -176,13 +176,13 @@ def test_settlements(scene: Scene, pool: str) -> None:
     assert sorted(failed) == sorted(scene.dead[pool])
 
 
-def test_aborted_runs(scene: Scene, pool: str) -> None:
+def test_aborted_runs(scene, pool):
     """A run that ends by CancelledError or MemoryError counts as a crash, and frees its place."""
     sent = scene.stage.asked("SendMessageBatch", scene.stage[pool].dlq)
     assert sum("the run was aborted" in str(entry) for entry in sent) == 2
 
 
-def test_bad_input(scene: Scene, pool: str) -> None:
+def test_bad_input(scene, pool):
     """A message that is no task is a dead letter at its last receive, and the worker goes on."""
     assert scene.is_running[pool]
     assert {task: len(found) for task, found in scene.runs(f"{pool}-bad").items()} == {
@@ -194,7 +194,7 @@ def test_bad_input(scene: Scene, pool: str) -> None:
     assert all("not understood" in (reasons[body] or "") for body in BAD.values())
 
 
-def test_bad_input_is_not_quoted(scene: Scene, pool: str) -> None:
+def test_bad_input_is_not_quoted(scene, pool):
     """The log says that a message is not understood, and nothing of its content."""
     log = scene.logs[pool]
     assert log.count("sqs_backoff.not_understood") >= len(BAD)
@@ -203,10 +203,10 @@ def test_bad_input_is_not_quoted(scene: Scene, pool: str) -> None:
 
 
 @pytest.mark.hazard("H21")
-def test_fifo_order(scene: Scene, pool: str) -> None:
+def test_fifo_order(scene, pool):
     """A group keeps its order while one of its messages backs off."""
 
-    def numbers(group: str) -> list[int]:
+    def numbers(group):
         runs = scene.runs(f"{pool}-fifo")["in_order"]
         found = [run["n"] for run in runs if run["group"] == group]
         return sorted(found) if differs(HIDDEN_GROUP_LOSES_ITS_ORDER) else found
@@ -216,7 +216,7 @@ def test_fifo_order(scene: Scene, pool: str) -> None:
     assert scene.stage.dead_letters(f"{pool}-fifo") == []
 
 
-def test_free_process(scene: Scene, pool: str) -> None:
+def test_free_process(scene, pool):
     """Messages that the worker holds until they are due leave its processes to others."""
     assert scene.later[pool] == (0, 2)
     assert scene.runs(f"{pool}-later") == {}

@@ -17,7 +17,7 @@ import pytest
 from celery_sqs_backoff import SQSBackoffTask
 from tests.support.processes import eventually, free_port, stop
 
-from .stage import Stage, app_of_this_module
+from .stage import app_of_this_module
 
 app = app_of_this_module()
 
@@ -71,9 +71,7 @@ def prometheus(directory: Path, target: int) -> Iterator[Callable[[str], float]]
 
 
 @pytest.mark.skipif(PROMETHEUS is None, reason="needs Prometheus (Debian's package prometheus)")
-def test_a_thousand_tasks_are_counted_exactly_over_pool_restarts(
-    make_stage: Callable[..., Stage], tmp_path: Path
-) -> None:
+def test_a_thousand_tasks_are_counted_exactly_over_pool_restarts(make_stage, tmp_path):
     port = free_port()
     stage = make_stage(
         conf={"sqs_backoff": {"prometheus_port": port}, "worker_max_tasks_per_child": 150}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from statistics import median
 from threading import Thread
 
@@ -13,7 +12,7 @@ import pytest
 from celery_sqs_backoff import SQSBackoffTask
 from tests.support.workers import Worker
 
-from .stage import Stage, app_of_this_module
+from .stage import app_of_this_module
 
 app = app_of_this_module()
 
@@ -52,12 +51,12 @@ def stop_all(workers: dict[str, Worker]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
-def test_stops_as_fast_as_stock(make_stage: Callable[..., Stage], pool: str) -> None:
+def test_stops_as_fast_as_stock(make_stage, pool):
     """SIGTERM ends an idle worker within 1.2 times stock Celery's time, by medians of one run."""
     stage = make_stage()
-    stopped: list[dict[str, float]] = []
+    stopped = []
 
-    def is_as_fast() -> bool:
+    def is_as_fast():
         ours, stock = (median(each[kind] for each in stopped) for kind in ("ours", "stock"))
         return ours <= 1.2 * stock
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
@@ -120,14 +119,14 @@ class Outage:
 
 
 @pytest.fixture(scope="module")
-def outage(make_scene: Callable[..., Stage], tmp_path_factory: pytest.TempPathFactory) -> Outage:
+def outage(make_scene, tmp_path_factory):
     directory = tmp_path_factory.mktemp("flags")
     stage = make_scene(queues={"mixed": {}, "tenants": {}})
     return Outage(stage, directory / "down", directory / "up")
 
 
 @pytest.mark.parametrize("provider", ["mail", "parcels"])
-def test_few_calls(outage: Outage, provider: str) -> None:
+def test_few_calls(outage, provider):
     """An outage costs six calls, those under way, and probes; also of tasks that wait in Celery.
 
     Under way are at most two running tasks and what the pool had been given.
@@ -136,14 +135,14 @@ def test_few_calls(outage: Outage, provider: str) -> None:
     assert outage.failed[provider] <= 6 + 8 + outage.most_probes
 
 
-def test_others_run(outage: Outage) -> None:
+def test_others_run(outage):
     """A task of another provider, or of another tenant, runs while a provider is down."""
     assert outage.stage.runs("other")
     assert [number for number in outage.sent("tenant") if number >= MAILS]
     assert outage.sent_while_down == []
 
 
-def test_recovery(outage: Outage) -> None:
+def test_recovery(outage):
     """Soon after the outage every message has run once, though it was hidden for much longer."""
     assert outage.sent("mail") == list(range(2 * MAILS))
     assert outage.sent("limited") == list(range(MAILS // 2))
@@ -209,7 +208,7 @@ def busiest_second(at: list[float]) -> int:
 
 
 @pytest.fixture
-def agreed(make_stage: Callable[..., Stage]) -> Iterator[Stage]:
+def agreed(make_stage):
     settings = {"store": STORE, "namespace": uuid4().hex, "secret": "x"}
     return make_stage(conf={"sqs_backoff": settings})
 
@@ -222,7 +221,7 @@ def agreed(make_stage: Callable[..., Stage]) -> Iterator[Stage]:
         pytest.param(3, 20, id="3 workers", marks=pytest.mark.long),
     ],
 )
-def test_agreed_rate(agreed: Stage, workers: int, seconds: int) -> None:
+def test_agreed_rate(agreed, workers, seconds):
     """Several workers make at most the rate and 5 % in any second, and use 90 % of it.
 
     Half of the messages become due in one moment, as a newsletter at nine does. A busy machine
@@ -251,11 +250,11 @@ def test_agreed_rate(agreed: Stage, workers: int, seconds: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def filled(make_scene: Callable[..., Stage]) -> Stage:
+def filled(make_scene):
     """A worker per pool; each has calls at a rate to make, and many tasks that fill its pool."""
     pools = ("prefork", "threads", "gevent", "solo")
     stage = make_scene(queues={pool: {} for pool in pools})
-    options: dict[str, Any] = {
+    options = {
         pool: {"pool": pool, "concurrency": 1, "queues": [stage[pool].name], **KILLED}
         for pool in pools
     }
@@ -270,7 +269,7 @@ def filled(make_scene: Callable[..., Stage]) -> Stage:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
-def test_rate_in_a_full_pool(filled: Stage, pool: str) -> None:
+def test_rate_in_a_full_pool(filled, pool):
     """Calls at a rate keep their slots although other tasks fill the pool."""
     runs = [entry["task"] for entry in filled.record.entries(queue=pool)]
     last = max(n for n, task in enumerate(runs) if task == "seldom")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from celery_sqs_backoff import EqualJitter, Provider, SQSBackoffTask
 from tests.support.processes import eventually
 from tests.support.record import note
 
-from .stage import Stage, app_of_this_module
+from .stage import app_of_this_module
 
 app = app_of_this_module()
 
@@ -41,7 +40,7 @@ def other() -> None:
     """Makes the queue one of several tasks: while the provider is down all is received."""
 
 
-def test_groups_come_forward_in_order(make_stage: Callable[..., Stage], tmp_path: Path) -> None:
+def test_groups_come_forward_in_order(make_stage, tmp_path):
     """The first message of each group is hidden for five minutes and more."""
     stage = make_stage(queues={"test": {"fifo": True, "max_receive_count": 100}})
     flag = tmp_path / "down"

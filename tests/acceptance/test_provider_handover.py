@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from celery_sqs_backoff import EqualJitter, Provider, SQSBackoffTask
 from tests.support.processes import eventually
 from tests.support.record import note
 
-from .stage import Stage, app_of_this_module
+from .stage import app_of_this_module
 
 app = app_of_this_module()
 
@@ -45,9 +44,7 @@ def other() -> None:
     """Makes the queue one of several tasks: while the provider is down all is received."""
 
 
-def test_a_deploy_during_an_outage_delays_nothing_by_what_was_hidden(
-    make_stage: Callable[..., Stage], tmp_path: Path
-) -> None:
+def test_a_deploy_during_an_outage_delays_nothing_by_what_was_hidden(make_stage, tmp_path):
     """All are hidden for 15 minutes and more; the next worker sends them within seconds."""
     stage = make_stage()
     flag = tmp_path / "down"

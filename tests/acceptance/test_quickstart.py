@@ -113,7 +113,7 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
+def terminal(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -129,13 +129,13 @@ def blocks_of(page: str) -> Iterator[Block]:
             yield Block(language, file, 0, token.content)
 
 
-def test_quickstart(terminal: Terminal) -> None:
+def test_quickstart(terminal):
     """A retry, a dead letter and the doctor, from nothing but a package index."""
     for block in blocks_of("quickstart.md"):
         terminal.do(block)
 
 
-def test_django(terminal: Terminal) -> None:
+def test_django(terminal):
     """A project by ``django-admin startproject``, on the SQS of the quickstart."""
     queues = takewhile(lambda block: block.file != "shop.py", blocks_of("quickstart.md"))
     for block in [*queues, *blocks_of("django.md")]:

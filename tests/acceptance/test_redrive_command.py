@@ -10,40 +10,34 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery.bin.celery import celery
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from celery_sqs_backoff.commands import exit_codes
 from celery_sqs_backoff.commands.redrive_shell import exit_code
 from celery_sqs_backoff.redrive import Ended, RedriveReport
-from celery_sqs_backoff.testing import LocalQueue
 from tests.integration.redrive_stage import RedriveStage, record, task
-from tests.support.fault_proxy import FaultProxy
 from tests.support.processes import eventually
 
 from .stage import app_of_this_module
-
-if TYPE_CHECKING:
-    from mypy_boto3_sqs.client import SQSClient
 
 app = app_of_this_module()
 
 
 @pytest.fixture
-def stage(sqs: SQSClient, proxy: FaultProxy, queue: LocalQueue) -> RedriveStage:
+def stage(sqs, proxy, queue):
     return RedriveStage(sqs, proxy.endpoint, queue)
 
 
 @pytest.fixture
-def run(stage: RedriveStage, tmp_path: Path) -> Callable[..., Result]:
+def run(stage, tmp_path):
     """Run ``celery -A <the stage's app> ...`` in this process."""
 
-    def run(*arguments: str, answer: str | None = None) -> Result:
+    def run(*arguments, answer=None):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
             patch.setattr("celery.bin.celery.find_app", lambda name: stage.app)
@@ -288,10 +282,10 @@ def test_json_events_end_with_the_report(stage, run):
 
 
 @pytest.fixture
-def signalled(stage, proxy, tmp_path: Path) -> Callable[..., int]:
+def signalled(stage, proxy, tmp_path):
     """Run ``sqs-redrive`` in a process that gets signals while it sends; its exit code."""
 
-    def signalled(*signals: signal.Signals) -> int:
+    def signalled(*signals):
         output = tmp_path / "out"
         with output.open("wb") as file:
             command = ("sqs-redrive", stage.dlq.name, "--yes", "--json", "--rate", "10/s")

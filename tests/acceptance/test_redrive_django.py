@@ -1,37 +1,29 @@
 """``manage.py sqs_redrive`` and ``sqs_peek``: the same engine, options and exit codes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_sqs_backoff.commands import exit_codes
-from celery_sqs_backoff.testing import LocalQueue
 from tests.integration.redrive_stage import RedriveStage, record, task
 from tests.support.cases import cases
 from tests.support.manage import run_manage
-
-if TYPE_CHECKING:
-    from mypy_boto3_sqs.client import SQSClient
 
 Manage = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def stage(sqs: SQSClient, sqs_endpoint: str, queue: LocalQueue) -> RedriveStage:
+def stage(sqs, sqs_endpoint, queue):
     return RedriveStage(sqs, sqs_endpoint, queue)
 
 
 @pytest.fixture
-def manage(stage: RedriveStage, sqs_endpoint: str, tmp_path: Path) -> Manage:
+def manage(stage, sqs_endpoint, tmp_path):
     """Run the example project's ``manage.py``, its queue being the stage's."""
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments):
         return run_manage(
             *arguments, endpoint=sqs_endpoint, queue=stage.queue, XDG_STATE_HOME=str(tmp_path)
         )
@@ -39,7 +31,7 @@ def manage(stage: RedriveStage, sqs_endpoint: str, tmp_path: Path) -> Manage:
     return run
 
 
-def test_it_replays_a_dead_letter_queue(stage: RedriveStage, manage: Manage) -> None:
+def test_it_replays_a_dead_letter_queue(stage, manage):
     bodies = stage.fill(task("mails.send"), task("mails.send"), MessageAttributes=record())
     peeked = manage("sqs_peek", stage.dlq.url, "--json")
     assert peeked.returncode == exit_codes.DONE, peeked.stderr
@@ -57,15 +49,13 @@ def test_it_replays_a_dead_letter_queue(stage: RedriveStage, manage: Manage) -> 
         "help": (["--help"], exit_codes.DONE),
     },
 )
-def test_its_exit_codes_are_those_of_celery(
-    stage: RedriveStage, manage: Manage, arguments: list[str], code: int
-) -> None:
+def test_its_exit_codes_are_those_of_celery(stage, manage, arguments, code):
     ended = manage("sqs_redrive", stage.dlq.url, "--yes", *arguments)
     assert ended.returncode == code
     assert "Traceback" not in ended.stderr
 
 
-def test_djangos_own_options_are_taken(stage: RedriveStage, manage: Manage) -> None:
+def test_djangos_own_options_are_taken(stage, manage):
     stage.fill(task("mails.send"))
     own = ["--settings", "example_project.settings", "--traceback", "-v", "2", "--no-color"]
     for arguments in (own, ["--settings=example_project.settings", "--verbosity=0"]):
@@ -74,7 +64,7 @@ def test_djangos_own_options_are_taken(stage: RedriveStage, manage: Manage) -> N
         assert json.loads(peeked.stdout)["messages"] == 1
 
 
-def test_manage_help_shows_the_options(manage: Manage) -> None:
+def test_manage_help_shows_the_options(manage):
     shown = manage("help", "sqs_redrive")
     assert shown.returncode == 0, shown.stderr
     for option in ("--rate", "--probe", "--journal", "--outcome"):

@@ -11,8 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
-from tests.support.fault_proxy import FaultProxy
+from celery_sqs_backoff.testing import local_sqs_settings
 from tests.support.processes import eventually
 
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ KILLS = int(os.environ.get("REDRIVE_KILLS", "5"))
 
 
 def test_killed_at_random_points_it_loses_nothing_and_repeats_only_what_it_names(
-    sqs: SQSClient, proxy: FaultProxy, queue: LocalQueue, tmp_path: Path
-) -> None:
+    sqs, proxy, queue, tmp_path
+):
     body_of = fill(sqs, queue.dlq.url)
     proxy.set_latency(4)
     journal, output = tmp_path / "journal", tmp_path / "events"
@@ -38,7 +37,7 @@ def test_killed_at_random_points_it_loses_nothing_and_repeats_only_what_it_names
     command = [sys.executable, "-m", "tests.acceptance.redrive_child", settings, queue.dlq.name]
     rng = random.Random(7)
 
-    def start() -> subprocess.Popen[bytes]:
+    def start():
         return subprocess.Popen([*command, str(journal), str(output)])
 
     for kill in range(KILLS):

@@ -12,20 +12,13 @@ import sys
 import termios
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_sqs_backoff.testing import LocalQueue
 from tests.integration.redrive_stage import RedriveStage
 from tests.support.processes import eventually
 
 from .stage import app_of_this_module
-
-if TYPE_CHECKING:
-    from mypy_boto3_sqs.client import SQSClient
 
 app = app_of_this_module()
 
@@ -68,15 +61,15 @@ class Terminal:
 
 
 @pytest.fixture
-def stage(sqs: SQSClient, sqs_endpoint: str, queue: LocalQueue) -> RedriveStage:
+def stage(sqs, sqs_endpoint, queue):
     return RedriveStage(sqs, sqs_endpoint, queue)
 
 
 @pytest.fixture
-def terminal(stage: RedriveStage, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
-    made: list[Terminal] = []
+def terminal(stage, tmp_path):
+    made = []
 
-    def start(*arguments: str) -> Terminal:
+    def start(*arguments):
         names = ("broker_url", "broker_transport_options", "task_default_queue")
         settings = json.dumps({name: stage.app.conf[name] for name in names})
         env = os.environ | {"TEST_APP_SETTINGS": settings, "XDG_STATE_HOME": str(tmp_path)}
@@ -90,7 +83,7 @@ def terminal(stage: RedriveStage, tmp_path: Path) -> Iterator[Callable[..., Term
         each.process.wait()
 
 
-def test_the_bar_keeps_its_counts(stage, terminal) -> None:
+def test_the_bar_keeps_its_counts(stage, terminal):
     bodies = stage.fill_numbered(80)
     shown = terminal("--yes", "--rate", "30/s")
     assert shown.process.wait(60) == 0
@@ -99,7 +92,7 @@ def test_the_bar_keeps_its_counts(stage, terminal) -> None:
     assert stage.bodies(stage.queue) == Counter(bodies)
 
 
-def test_a_terminal_that_hangs_up_loses_nothing(stage, terminal) -> None:
+def test_a_terminal_that_hangs_up_loses_nothing(stage, terminal):
     bodies = stage.fill_numbered(100)
     shown = terminal("--yes", "--rate", "10/s")
     eventually(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -170,14 +170,14 @@ class Retried:
 
 
 @pytest.fixture(scope="module")
-def retried(make_scene: Callable[..., Stage]) -> Retried:
-    queues: dict[str, Any] = {queue: {} for queue in ("watched", "results", "spread", *BY_HAND)}
+def retried(make_scene):
+    queues = {queue: {} for queue in ("watched", "results", "spread", *BY_HAND)}
     return Retried(make_scene(queues=queues, conf={"result_backend": REDIS}))
 
 
 @pytest.mark.hazard("H2", "H12")
 @pytest.mark.story("M1", "Q1")
-def test_same_message(retried: Retried) -> None:
+def test_same_message(retried):
     """The same message is received until its task succeeds, after the delays of the policy."""
     runs = [run for run in retried.stage.runs("flaky") if run["root"] == retried.flaky.id]
     assert len({run["message_id"] for run in runs}) == 1
@@ -196,7 +196,7 @@ def test_same_message(retried: Retried) -> None:
 
 
 @pytest.mark.story("M1", "R1", "Q4")
-def test_spread(retried: Retried) -> None:
+def test_spread(retried):
     """Forty messages that fail together do not come back together."""
     asked = retried.stage.asked("ChangeMessageVisibilityBatch", "spread")
     # One that comes back within seconds is received again, under another receipt handle.
@@ -210,7 +210,7 @@ def test_spread(retried: Retried) -> None:
     assert sum(retried.stage.messages("spread")) == 40
 
 
-def test_results(retried: Retried) -> None:
+def test_results(retried):
     """The result is RETRY while the message is hidden, then SUCCESS or FAILURE."""
     assert isinstance(retried.exception_meanwhile, Exception)
     assert retried.flaky.get(timeout=5) == "sent"
@@ -219,17 +219,17 @@ def test_results(retried: Retried) -> None:
     assert retried.hopeless.state == "FAILURE"
 
 
-def test_signals(retried: Retried) -> None:
+def test_signals(retried):
     """Each retry sends ``task_retry``, and the last run ``task_success`` or ``task_failure``."""
 
-    def sent(result: Any) -> list[str]:
+    def sent(result):
         return [entry["signal"] for entry in retried.stage.record.entries(id=result.id)]
 
     assert sent(retried.flaky) == ["task_retry"] * 3 + ["task_success"]
     assert sent(retried.hopeless) == ["task_retry", "task_failure"]
 
 
-def test_flower(retried: Retried) -> None:
+def test_flower(retried):
     """Flower sees each attempt."""
     attempt = ["task-received", "task-started"]
     again = [*attempt, "task-retried"]
@@ -241,7 +241,7 @@ def test_flower(retried: Retried) -> None:
 
 
 @pytest.mark.story("M3")
-def test_by_hand(retried: Retried) -> None:
+def test_by_hand(retried):
     """``self.retry(countdown=...)`` keeps the message."""
     stage = retried.stage
     for name, runs in {"polls": 3, "same": 2}.items():
@@ -253,7 +253,7 @@ def test_by_hand(retried: Retried) -> None:
     assert len(stage.asked("DeleteMessageBatch", "by-hand")) == 2
 
 
-def test_other_arguments(retried: Retried) -> None:
+def test_other_arguments(retried):
     """``self.retry(args=...)`` replaces the message, with the same root."""
     stage = retried.stage
     runs = stage.runs("goes_on")
@@ -267,7 +267,7 @@ def test_other_arguments(retried: Retried) -> None:
 
 @pytest.mark.hazard("H1")
 @pytest.mark.story("M3")
-def test_others_retry(retried: Retried) -> None:
+def test_others_retry(retried):
     """The retry of a library, which has published a copy, does not multiply messages."""
     stage = retried.stage
     assert [run["retries"] for run in stage.runs("others_retry")] == [0, 1]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -121,7 +119,7 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(make_scene: Callable[..., Stage]) -> Scene:
+def scene(make_scene):
     own = {"store": redis_url(), "namespace": uuid4().hex, "secret": "one"}
     conf = {"result_backend": REDIS, "sqs_backoff": own}
     queues = {"main": {}, "crash": {"visibility_timeout_seconds": 5}}
@@ -129,7 +127,7 @@ def scene(make_scene: Callable[..., Stage]) -> Scene:
 
 
 @pytest.mark.story("B6")
-def test_guard(scene: Scene) -> None:
+def test_guard(scene):
     """A message passes again after its own retry; another in the window ends, and says why."""
     assert scene.first == "sent"
     assert "another message" in scene.second["window"]["refused"]
@@ -140,27 +138,27 @@ def test_guard(scene: Scene) -> None:
 
 @pytest.mark.parametrize(("how", "passes"), [("refused", True), ("timeout", False)])
 @pytest.mark.story("B1", "B3")
-def test_unset(scene: Scene, how: str, passes: bool) -> None:
+def test_unset(scene, how, passes):
     """A guard is unset only if certainly nothing was processed."""
     assert (scene.second[how] == "sent") is passes
 
 
 @pytest.mark.story("W3")
-def test_lock(scene: Scene) -> None:
+def test_lock(scene):
     """A busy lock is no retry and no failure: with ``max_retries=0`` both run, one by one."""
     assert scene.locked == ["done", "done"]
     assert [run["what"] for run in scene.stage.runs("exclusive")] == ["start", "end"] * 2
 
 
 @pytest.mark.story("W2")
-def test_workflow(scene: Scene) -> None:
+def test_workflow(scene):
     """The steps of a workflow whose process is lost for good are taken back."""
     assert [run["done"] for run in scene.stage.runs("take_back")] == ["7"]
     letters = [letter.record or {} for letter in scene.stage.dead_letters("main")]
     assert [r["reason"] for r in letters if r["task"] == "order"] == ["worker lost"]
 
 
-def test_crashes(scene: Scene) -> None:
+def test_crashes(scene):
     """Each worker counts the crashes it has seen, so a killed worker's count is lost."""
     workers = [run["worker"] for run in scene.stage.runs("crash")]
     assert [workers.count(worker) for worker in dict.fromkeys(workers)] == [1, 2]
@@ -170,9 +168,7 @@ def test_crashes(scene: Scene) -> None:
     assert letter.record["reason"] == "worker lost"
 
 
-def test_store_away(
-    make_stage: Callable[..., Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_away(make_stage, tmp_path, monkeypatch):
     """A worker starts and goes on without its store. Only the tasks that need it wait.
 
     The worker is healthy, because a restart would not help; ``sqs-status`` says what is missing.
@@ -183,11 +179,11 @@ def test_store_away(
     conf = {"sqs_backoff": own | {"heartbeat": str(heartbeat)}}
     stage = make_stage(conf=conf)
 
-    def says(*arguments: str) -> str:
+    def says(*arguments):
         monkeypatch.setattr("celery.bin.celery.find_app", lambda name: stage.app)
         return str(CliRunner().invoke(celery, ["-A", "shop", *arguments]).output)
 
-    def send_both(number: int) -> None:
+    def send_both(number):
         stage.send("plain")
         stage.send("mail", f"customer {number}", "up")
         eventually(lambda: len(stage.runs("plain")) == number, timeout=30)

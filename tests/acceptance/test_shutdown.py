@@ -139,14 +139,14 @@ class Stopped:
 
 
 @pytest.fixture(scope="module")
-def stopped(make_scene: Callable[..., Stage]) -> Stopped:
+def stopped(make_scene):
     short = {"visibility_timeout_seconds": VISIBILITY_TIMEOUT_SECONDS}
     return Stopped(make_scene(queues=dict.fromkeys(WAYS, short) | {"group": {}}))
 
 
 @pytest.mark.hazard("H14", "H15")
 @pytest.mark.parametrize("way", WAYS)
-def test_messages(stopped: Stopped, way: str) -> None:
+def test_messages(stopped, way):
     """After a stop the hidden message is hidden, and what has not run is visible at once."""
     assert stopped.codes[way] == 0
     assert stopped.left[way] == (2 + int(not MAY_END[way]), 1)
@@ -159,7 +159,7 @@ def test_messages(stopped: Stopped, way: str) -> None:
 
 @pytest.mark.hazard("H15")
 @pytest.mark.parametrize("way", WAYS)
-def test_running_task(stopped: Stopped, way: str) -> None:
+def test_running_task(stopped, way):
     """A running task may end, or is cut short, which is no crash; a waiting task does not start."""
     assert len(stopped.runs(way, "has run")) == int(MAY_END[way])
     assert stopped.started[way] == 0
@@ -167,17 +167,17 @@ def test_running_task(stopped: Stopped, way: str) -> None:
     assert not MAY_END[way] or "Traceback" not in stopped.logs[way]
 
 
-def test_given_back_at_once(stopped: Stopped) -> None:
+def test_given_back_at_once(stopped):
     """A worker gives back what waits while the running task goes on."""
     assert stopped.still_running == [*WAYS]
 
 
-def test_next_worker(stopped: Stopped) -> None:
+def test_next_worker(stopped):
     """A message that was given back unstarted runs, although its ``retry_for`` is over."""
     assert len(stopped.runs("prefork-warm", "waits")) == 2
 
 
-def test_process_group(stopped: Stopped) -> None:
+def test_process_group(stopped):
     """A supervisor that signals the whole process group costs no crash and no delay."""
     assert stopped.delays["group"][-1] == 0
     [line] = [line for line in stopped.logs["group"].splitlines() if "sqs_backoff.retry" in line]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -104,7 +103,7 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(make_scene: Callable[..., Stage]) -> Scene:
+def scene(make_scene):
     short = {"visibility_timeout_seconds": VISIBILITY_TIMEOUT_SECONDS}
     held = {"visibility_timeout_seconds": 60}
     queues = {"main": short, "fifo": {"fifo": True, **short}, "long": short, "growing": held}
@@ -113,7 +112,7 @@ def scene(make_scene: Callable[..., Stage]) -> Scene:
 
 
 @pytest.mark.hazard("H10")
-def test_countdown(scene: Scene) -> None:
+def test_countdown(scene):
     """A countdown is a delay of SQS: 15 minutes at most, and none on a FIFO queue."""
     published = [
         entry.get("DelaySeconds", 0)
@@ -125,7 +124,7 @@ def test_countdown(scene: Scene) -> None:
 
 @pytest.mark.hazard("H10")
 @pytest.mark.parametrize("name", ["eta", "countdown", "fifo"])
-def test_due(scene: Scene, name: str) -> None:
+def test_due(scene, name):
     """A task that is due after the visibility timeout runs once, and not early."""
     [run] = scene.runs_of(name)
     due = scene.sent_at + (2 if name == "fifo" else ETA_SECONDS)
@@ -133,7 +132,7 @@ def test_due(scene: Scene, name: str) -> None:
 
 
 @pytest.mark.hazard("H10", "H11")
-def test_not_due(scene: Scene) -> None:
+def test_not_due(scene):
     """A task that is not due is hidden for as long as is left, and not held in memory."""
     hidden = sorted(scene.stage.delays_asked("main"))
     assert 1 <= hidden[0] <= ETA_SECONDS, "less what the worker took to receive it"
@@ -141,7 +140,7 @@ def test_not_due(scene: Scene) -> None:
     assert scene.runs_of("far") == []
 
 
-def test_late(scene: Scene) -> None:
+def test_late(scene):
     """A task that is late runs at once."""
     [run] = scene.runs_of("late")
     [on_time] = scene.runs_of("eta")
@@ -149,7 +148,7 @@ def test_late(scene: Scene) -> None:
 
 
 @pytest.mark.hazard("H14")
-def test_long_task(scene: Scene) -> None:
+def test_long_task(scene):
     """A task of three visibility timeouts, and one that waits behind it, run once."""
     found = scene.runs_of("first", "behind")
     assert [run["name"] for run in found] == ["first", "behind"]
@@ -158,7 +157,7 @@ def test_long_task(scene: Scene) -> None:
     assert scene.stage.dead_letters("long") == []
 
 
-def test_free_process(scene: Scene) -> None:
+def test_free_process(scene):
     """A pool that may grow does, and messages that wait for their time leave its processes free.
 
     That is an ETA, and a rate limit of one a minute.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import urllib.request
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import boto3
 import pytest
@@ -18,15 +16,12 @@ from tests.support.fault_proxy import fault_proxy
 from tests.support.queue_names import queue_name
 from tests.support.servers import moto, sqs_client
 
-if TYPE_CHECKING:
-    pass
-
 REGION = "eu-west-1"
 VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
 
 
 @pytest.fixture
-def owner() -> Iterator[dict[str, str]]:
+def owner():
     """Return the environment of a user who may do all with SQS, on a server that checks."""
     with moto() as endpoint:
         root = boto3.Session("root", "root", region_name=REGION)
@@ -45,7 +40,7 @@ def owner() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(autouse=True)
-def no_account(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_account(monkeypatch):
     for name in os.environ:
         if name.startswith("AWS_") and not name.endswith("CA_BUNDLE"):
             monkeypatch.delenv(name)
@@ -62,8 +57,8 @@ def refusal(endpoint: str) -> str:
 
 
 def test_the_proxy_signs_with_the_account_and_deletes_the_queues_of_the_run_alone(
-    owner: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    owner, monkeypatch, capsys
+):
     for name, value in owner.items():
         monkeypatch.setenv(name, value)
     server = owner["AWS_ENDPOINT_URL_SQS"]
@@ -96,9 +91,7 @@ def test_the_proxy_signs_with_the_account_and_deletes_the_queues_of_the_run_alon
         ),
     },
 )
-def test_without_an_account_nothing_is_asked(
-    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], said: str
-) -> None:
+def test_without_an_account_nothing_is_asked(monkeypatch, env, said):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RuntimeError, match=said):

@@ -49,22 +49,20 @@ def run_python(*arguments: str) -> str:
         ),
     ],
 )
-def test_each_execution_is_counted_once_and_only_autoretry_sends_copies(
-    expected: dict[tuple[str, int], str],
-) -> None:
+def test_each_execution_is_counted_once_and_only_autoretry_sends_copies(expected):
     if kombu.VERSION[:2] == (5, 5):  # stock workers wait for minutes there, in long polls
         expected = dict(islice(expected.items(), 1))
     output = run_python("-c", SMALL_RUN.format(scenarios=list(expected)))
     assert output.splitlines() == list(expected.values())
 
 
-def test_the_cpu_time_of_a_task_is_measured_beside_a_plain_one() -> None:
+def test_the_cpu_time_of_a_task_is_measured_beside_a_plain_one():
     output = run_python("-m", "benchmarks.overhead", "--repetitions=1", "--runs=10")
     assert "SQSBackoffTask" in output
     assert "ratio" in output
 
 
-def test_all_adapters_are_measured() -> None:
+def test_all_adapters_are_measured():
     code = (
         "from benchmarks.observe import microseconds_per_task\n"
         "print(len(microseconds_per_task(tasks=20, repetitions=2)))"
@@ -73,5 +71,5 @@ def test_all_adapters_are_measured() -> None:
 
 
 @pytest.mark.parametrize("module", ["worker", "scale", "overhead", "loop_lag"])
-def test_each_benchmark_explains_itself(module: str) -> None:
+def test_each_benchmark_explains_itself(module):
     assert run_python("-m", f"benchmarks.{module}", "--help").startswith("Usage:")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,7 +19,6 @@ from celery_sqs_backoff.retry.outcomes import Outcome, Verdict
 from tests.support.cases import cases
 from tests.support.http_faults import (
     Behaviour,
-    HttpFaults,
     answer,
     close,
     half,
@@ -42,13 +41,13 @@ SESSION = boto3.Session(
 
 
 @pytest.fixture(scope="module")
-def provider() -> Iterator[HttpFaults]:
+def provider():
     with http_faults() as running:
         yield running
 
 
 @pytest.fixture(autouse=True)
-def nothing_seen(provider: HttpFaults) -> None:
+def nothing_seen(provider):
     provider.seen = 0
 
 
@@ -91,9 +90,7 @@ NOT_SENT: dict[str, tuple[Callable[[], AbstractContextManager[str]], str, type[E
 
 
 @pytest.mark.parametrize(("place", "url", "error"), NOT_SENT.values(), ids=NOT_SENT.keys())
-def test_nothing_was_sent(
-    place: Callable[[], AbstractContextManager[str]], url: str, error: type[Exception]
-) -> None:
+def test_nothing_was_sent(place, url, error):
     """A failure before the request leaves is retryable."""
     with place() as address:
         exc = raised(send, url.format(address))
@@ -101,28 +98,28 @@ def test_nothing_was_sent(
     assert outcomes(exc) == (RETRYABLE, RETRYABLE)
 
 
-def test_a_server_that_does_not_speak_tls_is_retryable(provider: HttpFaults) -> None:
+def test_a_server_that_does_not_speak_tls_is_retryable(provider):
     exc = raised(send, provider.url.replace("http:", "https:"))
     assert isinstance(exc, exceptions.SSLError)
     assert outcomes(exc) == (RETRYABLE, RETRYABLE)
     assert provider.seen == 0
 
 
-def test_a_proxy_that_is_not_there_is_retryable(provider: HttpFaults) -> None:
+def test_a_proxy_that_is_not_there_is_retryable(provider):
     exc = raised(send, provider.url, proxies={"http": f"http://{nobody()}"})
     assert isinstance(exc, exceptions.ProxyConnectionError)
     assert outcomes(exc) == (RETRYABLE, RETRYABLE)
 
 
 @pytest.mark.parametrize("behaviour", [reset, close, hang], ids=lambda b: b.__name__)
-def test_no_proper_answer_is_in_doubt(provider: HttpFaults, behaviour: Behaviour) -> None:
+def test_no_proper_answer_is_in_doubt(provider, behaviour):
     provider.behave = behaviour
     exc = raised(send, provider.url)
     assert provider.seen == 1
     assert outcomes(exc) == (UNKNOWN, REPEATED)
 
 
-def test_half_of_a_streamed_answer_is_in_doubt(provider: HttpFaults) -> None:
+def test_half_of_a_streamed_answer_is_in_doubt(provider):
     provider.behave = half
     body = SESSION.client("s3", endpoint_url=provider.url).get_object(Bucket="b", Key="k")["Body"]
     with pytest.raises(exceptions.ResponseStreamingError) as caught:
@@ -143,9 +140,7 @@ def test_half_of_a_streamed_answer_is_in_doubt(provider: HttpFaults) -> None:
         "504": (504, "GatewayTimeout", (UNKNOWN, REPEATED)),
     },
 )
-def test_a_code_or_else_the_status_decides(
-    provider: HttpFaults, status: int, code: str, expected: tuple[object, object]
-) -> None:
+def test_a_code_or_else_the_status_decides(provider, status, code, expected):
     provider.behave = aws_error(status, code)
     exc = raised(send, provider.url)
     assert isinstance(exc, exceptions.ClientError)
@@ -154,14 +149,12 @@ def test_a_code_or_else_the_status_decides(
 
 
 @pytest.mark.parametrize(("status", "code"), [(400, "SlowDown"), (503, "ServiceUnavailable")])
-def test_retry_after_is_a_floor(provider: HttpFaults, status: int, code: str) -> None:
+def test_retry_after_is_a_floor(provider, status, code):
     provider.behave = aws_error(status, code, Retry_After="9")
     assert botocore_errors()(raised(send, provider.url)) == Verdict(RETRYABLE, retry_after=9)
 
 
-def test_no_credentials_is_not_processed(
-    provider: HttpFaults, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_credentials_is_not_processed(provider, monkeypatch):
     session = botocore.session.Session()
     monkeypatch.setattr(session, "get_credentials", lambda *args, **kwargs: None)
     client = session.create_client("sqs", region_name="us-east-1", endpoint_url=provider.url)
@@ -171,15 +164,15 @@ def test_no_credentials_is_not_processed(
     assert provider.seen == 0
 
 
-def test_an_illegal_parameter_is_not_processed(provider: HttpFaults) -> None:
-    client: Any = SESSION.client("sqs", endpoint_url=provider.url)
+def test_an_illegal_parameter_is_not_processed(provider):
+    client = SESSION.client("sqs", endpoint_url=provider.url)
     with pytest.raises(exceptions.ParamValidationError) as caught:
         client.send_message(QueueUrl=7)
     assert outcomes(caught.value) == (NOT_PROCESSED, NOT_PROCESSED)
     assert provider.seen == 0
 
 
-def test_botocore_has_no_throttling_code_that_we_do_not_know() -> None:
+def test_botocore_has_no_throttling_code_that_we_do_not_know():
     known = THROTTLING_CODES | IN_PROGRESS_CODES
     assert known.issuperset(ThrottledRetryableChecker._THROTTLED_ERROR_CODES)
     assert THROTTLING_CODES.issuperset(TransientRetryableChecker._TRANSIENT_ERROR_CODES)

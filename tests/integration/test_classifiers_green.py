@@ -1,7 +1,5 @@
 """With gevent and eventlet, whose sockets are others, the phases are told apart all the same."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +34,7 @@ with silent() as silence, overflowing() as overflow:
         pytest.param("import eventlet; eventlet.monkey_patch()", id="eventlet"),
     ],
 )
-def test_a_failed_connection_is_told_from_a_missing_answer(patch: str) -> None:
+def test_a_failed_connection_is_told_from_a_missing_answer(patch):
     answer = subprocess.run(
         [sys.executable, "-c", patch + PROGRAM],
         cwd=Path(__file__).parents[2],

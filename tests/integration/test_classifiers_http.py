@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -20,7 +20,6 @@ from celery_sqs_backoff import classifiers
 from celery_sqs_backoff.retry.outcomes import Outcome, Verdict
 from tests.support.http_faults import (
     Behaviour,
-    HttpFaults,
     answer,
     close,
     garbage,
@@ -119,32 +118,32 @@ def outcomes(call: Call, exc: Exception) -> tuple[Outcome | str | None, ...]:
 
 
 @pytest.fixture(scope="module")
-def provider() -> Iterator[HttpFaults]:
+def provider():
     with http_faults() as running:
         yield running
 
 
 @pytest.fixture(autouse=True)
-def nothing_seen(provider: HttpFaults, monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_seen(provider, monkeypatch):
     provider.seen = 0
     for variable in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"):
         monkeypatch.delenv(variable, raising=False)
 
 
 @pytest.fixture(scope="module")
-def authority() -> trustme.CA:
+def authority():
     return trustme.CA()
 
 
 @pytest.fixture(scope="module")
-def ca(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ca(authority, tmp_path_factory):
     path = tmp_path_factory.mktemp("ca") / "ca.pem"
     authority.cert_pem.write_to_path(str(path))
     return path
 
 
 @pytest.fixture(scope="module")
-def secure(authority: trustme.CA) -> Iterator[HttpFaults]:
+def secure(authority):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     with http_faults(context) as running:
@@ -170,9 +169,7 @@ NOT_SENT: dict[str, tuple[Callable[[], AbstractContextManager[str]], str]] = {
 
 @every_library
 @pytest.mark.parametrize(("place", "url"), NOT_SENT.values(), ids=NOT_SENT.keys())
-def test_nothing_was_sent(
-    call: Call, place: Callable[[], AbstractContextManager[str]], url: str
-) -> None:
+def test_nothing_was_sent(call, place, url):
     """A failure before the request leaves is retryable."""
     with place() as address:
         exc = raised(call, url.format(address))
@@ -180,7 +177,7 @@ def test_nothing_was_sent(
 
 
 @every_library
-def test_a_certificate_that_is_not_trusted_is_not_processed(call: Call, secure: HttpFaults) -> None:
+def test_a_certificate_that_is_not_trusted_is_not_processed(call, secure):
     secure.seen = 0
     exc = raised(call, secure.url)
     assert outcomes(call, exc) == (NOT_PROCESSED, NOT_PROCESSED)
@@ -188,9 +185,7 @@ def test_a_certificate_that_is_not_trusted_is_not_processed(call: Call, secure: 
 
 
 @every_library
-def test_an_expired_certificate_will_be_renewed(
-    call: Call, authority: trustme.CA, ca: Path
-) -> None:
+def test_an_expired_certificate_will_be_renewed(call, authority, ca):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ended = datetime.now(timezone.utc) - timedelta(days=1)
     authority.issue_cert("127.0.0.1", not_after=ended).configure_cert(context)
@@ -200,14 +195,14 @@ def test_an_expired_certificate_will_be_renewed(
 
 
 @every_library
-def test_a_server_that_does_not_speak_tls_is_retryable(call: Call, provider: HttpFaults) -> None:
+def test_a_server_that_does_not_speak_tls_is_retryable(call, provider):
     exc = raised(call, provider.url.replace("http:", "https:"))
     assert outcomes(call, exc) == (RETRYABLE, RETRYABLE)
     assert provider.seen == 0
 
 
 @every_library
-def test_a_url_that_cannot_be_one_is_not_processed(call: Call) -> None:
+def test_a_url_that_cannot_be_one_is_not_processed(call):
     exc = raised(call, "http://127.0.0.1:80 80/")
     assert outcomes(call, exc) == (NOT_PROCESSED, NOT_PROCESSED)
 
@@ -246,9 +241,7 @@ IN_DOUBT: dict[str, tuple[Behaviour, Iterable[Call]]] = {
         for call in calls
     ],
 )
-def test_no_proper_answer_is_in_doubt(
-    call: Call, provider: HttpFaults, behaviour: Behaviour
-) -> None:
+def test_no_proper_answer_is_in_doubt(call, provider, behaviour):
     provider.behave = behaviour
     exc = raised(call, provider.url)
     assert provider.seen == 1
@@ -257,9 +250,7 @@ def test_no_proper_answer_is_in_doubt(
 
 @every_library
 @pytest.mark.parametrize("behaviour", [reset, close, hang], ids=lambda b: b.__name__)
-def test_no_answer_over_tls_is_in_doubt(
-    call: Call, secure: HttpFaults, ca: Path, behaviour: Behaviour
-) -> None:
+def test_no_answer_over_tls_is_in_doubt(call, secure, ca, behaviour):
     secure.seen = 0
     secure.behave = behaviour
     exc = raised(call, secure.url, ca)
@@ -283,9 +274,7 @@ def test_no_answer_over_tls_is_in_doubt(
         (503, (UNKNOWN, REPEATED)),
     ],
 )
-def test_a_status_decides(
-    call: Call, provider: HttpFaults, status: int, expected: tuple[object, object]
-) -> None:
+def test_a_status_decides(call, provider, status, expected):
     provider.behave = answer(status)
     assert outcomes(call, raised(call, provider.url)) == expected
     assert provider.seen == 1
@@ -293,7 +282,7 @@ def test_a_status_decides(
 
 @every_library_with_status
 @pytest.mark.parametrize("status", [429, 503])
-def test_retry_after_in_seconds_is_a_floor(call: Call, provider: HttpFaults, status: int) -> None:
+def test_retry_after_in_seconds_is_a_floor(call, provider, status):
     provider.behave = answer(status, Retry_After="17")
     verdict = Verdict(RETRYABLE, retry_after=17)
     assert verdicts(call, raised(call, provider.url)) == (verdict, verdict)
@@ -312,9 +301,7 @@ def by_urllib3s_pool(url: str) -> None:
     [(by_requests, f"http://{'a' * 80}.example/"), (by_urllib3s_pool, "http://127.0.0.1:99999/")],
     ids=["a label of a host is too long", "no such port"],
 )
-def test_a_redirect_whose_error_urllib3_raises_itself_is_in_doubt(
-    call: Call, provider: HttpFaults, location: str
-) -> None:
+def test_a_redirect_whose_error_urllib3_raises_itself_is_in_doubt(call, provider, location):
     """requests, too, passes it on as it is."""
     provider.behave = answer(303, Location=location)
     exc = raised(call, provider.url)
@@ -325,9 +312,7 @@ def test_a_redirect_whose_error_urllib3_raises_itself_is_in_doubt(
 
 @every_library_with_status
 @pytest.mark.parametrize("status", [404, 503])
-def test_a_status_after_a_redirect_is_in_doubt(
-    call: Call, provider: HttpFaults, status: int
-) -> None:
+def test_a_status_after_a_redirect_is_in_doubt(call, provider, status):
     """The first server has acted, and sent us to a receipt that is not there."""
     with http_faults() as second:
         second.behave = answer(status)
@@ -338,9 +323,7 @@ def test_a_status_after_a_redirect_is_in_doubt(
 
 @pytest.mark.parametrize("call", [by_requests, by_httpx], ids=name)
 @pytest.mark.parametrize("status", [307, 308])
-def test_a_redirect_that_passes_the_request_on_undone_changes_nothing(
-    call: Call, provider: HttpFaults, status: int
-) -> None:
+def test_a_redirect_that_passes_the_request_on_undone_changes_nothing(call, provider, status):
     with http_faults() as second:
         second.behave = answer(429)
         provider.behave = answer(status, Location=second.url)
@@ -358,9 +341,7 @@ def test_a_redirect_that_passes_the_request_on_undone_changes_nothing(
     ids=["requests", "httpx"],
 )
 @pytest.mark.parametrize(("status", "means"), [(429, RETRYABLE), (422, NOT_PROCESSED)])
-def test_a_401_that_asks_for_a_digest_is_no_redirect(
-    provider: HttpFaults, post: Any, errors: Any, digest: Any, status: int, means: Outcome
-) -> None:
+def test_a_401_that_asks_for_a_digest_is_no_redirect(provider, post, errors, digest, status, means):
     """The client keeps it in the answer's ``history`` as it does redirects; it did nothing."""
     asked = iter([answer(401, WWW_Authenticate='Digest realm="r", nonce="n", qop="auth"')])
 
@@ -375,14 +356,14 @@ def test_a_401_that_asks_for_a_digest_is_no_redirect(
 # What only one library does
 
 
-def test_a_header_of_ours_that_requests_refuses_was_not_sent(provider: HttpFaults) -> None:
+def test_a_header_of_ours_that_requests_refuses_was_not_sent(provider):
     exc = raised(lambda: requests.post(provider.url, headers={"X-Id": "a\nb"}, timeout=5))
     assert isinstance(exc, requests.exceptions.InvalidHeader)
     assert outcomes(by_requests, exc) == (NOT_PROCESSED, NOT_PROCESSED)
 
 
 @pytest.mark.parametrize("library", ["requests", "urllib3"])
-def test_a_refused_connection_after_a_retry_of_urllib3s_own_is_in_doubt(library: str) -> None:
+def test_a_refused_connection_after_a_retry_of_urllib3s_own_is_in_doubt(library):
     """The first attempt has reached the provider, and the second nobody: it has died since."""
     retry = urllib3.Retry(2, backoff_factor=0, allowed_methods=None)
     with http_faults() as dying:
@@ -406,17 +387,17 @@ def by_retrying(library: str, url: str, retry: urllib3.Retry) -> requests.Respon
 @pytest.mark.parametrize("connect", [None, False])
 @pytest.mark.parametrize("library", ["requests", "urllib3"])
 def test_no_connection_in_time_after_a_retry_of_urllib3s_own_is_in_doubt(
-    library: str, connect: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    library, connect, monkeypatch
+):
     """The first attempt has reached the provider; the second finds no connection in time."""
     retry = urllib3.Retry(2, connect=connect, backoff_factor=0, allowed_methods=None)
 
-    def too_late(*_: object, **__: object) -> None:
+    def too_late(*_, **__):
         raise TimeoutError
 
     with http_faults() as dying:
 
-        def behave(handler: Any) -> None:
+        def behave(handler):
             monkeypatch.setattr("urllib3.util.connection.create_connection", too_late)
 
         dying.behave = behave
@@ -438,13 +419,13 @@ def through(proxy: str, url: str) -> dict[Call, Callable[[], object]]:
 
 
 @pytest.mark.parametrize("call", [by_requests, by_urllib3, by_httpx], ids=name)
-def test_a_proxy_that_wants_credentials_is_not_processed(call: Call) -> None:
+def test_a_proxy_that_wants_credentials_is_not_processed(call):
     with wanting_credentials() as proxy:
         exc = raised(through(proxy, "https://provider.invalid/")[call])
     assert outcomes(call, exc) == (NOT_PROCESSED, NOT_PROCESSED)
 
 
-def test_retries_of_requests_that_end_with_a_status_are_in_doubt(provider: HttpFaults) -> None:
+def test_retries_of_requests_that_end_with_a_status_are_in_doubt(provider):
     provider.behave = answer(503)
     retry = urllib3.Retry(1, status_forcelist=[503], allowed_methods=None)
     exc = raised(lambda: by_retrying("requests", provider.url, retry))
@@ -463,8 +444,8 @@ def test_retries_of_requests_that_end_with_a_status_are_in_doubt(provider: HttpF
     ],
 )
 def test_a_refusal_after_a_retry_of_urllib3s_own_may_follow_what_was_processed(
-    provider: HttpFaults, first: int, second: int, expected: Any
-) -> None:
+    provider, first, second, expected
+):
     provider.behave = lambda handler: answer(first if provider.seen == 1 else second)(handler)
     retry = urllib3.Retry(1, status_forcelist=[first], allowed_methods=None, raise_on_status=False)
     response = by_retrying("requests", provider.url, retry)
@@ -474,7 +455,7 @@ def test_a_refusal_after_a_retry_of_urllib3s_own_may_follow_what_was_processed(
     assert outcomes(by_requests, exc) == expected
 
 
-def test_an_answer_to_requests_that_is_not_json_is_not_classified(provider: HttpFaults) -> None:
+def test_an_answer_to_requests_that_is_not_json_is_not_classified(provider):
     provider.behave = answer(200, b"<h1>welcome</h1>")
     exc = raised(lambda: requests.post(provider.url, timeout=5).json())
     assert isinstance(exc, requests.JSONDecodeError)
@@ -482,7 +463,7 @@ def test_an_answer_to_requests_that_is_not_json_is_not_classified(provider: Http
 
 
 @pytest.mark.parametrize("call", [by_requests, by_urllib3, by_httpx], ids=name)
-def test_a_proxy_that_refuses_the_tunnel_is_retryable(call: Call, provider: HttpFaults) -> None:
+def test_a_proxy_that_refuses_the_tunnel_is_retryable(call, provider):
     """``CONNECT`` is answered 501 by a server that knows only GET and POST."""
     exc = raised(through(provider.url, "https://provider.invalid/")[call])
     assert provider.seen == 0
@@ -490,16 +471,14 @@ def test_a_proxy_that_refuses_the_tunnel_is_retryable(call: Call, provider: Http
 
 
 @pytest.mark.parametrize("call", [by_requests, by_urllib3], ids=name)
-def test_a_proxy_that_goes_silent_after_the_request_is_in_doubt(
-    call: Call, provider: HttpFaults
-) -> None:
+def test_a_proxy_that_goes_silent_after_the_request_is_in_doubt(call, provider):
     provider.behave = close
     exc = raised(through(provider.url, "http://provider.invalid/")[call])
     assert provider.seen  # urllib3 takes it for a failed connection, and sends it three times more
     assert outcomes(call, exc) == (UNKNOWN, REPEATED)
 
 
-def test_a_broken_body_of_our_own_is_not_processed(provider: HttpFaults) -> None:
+def test_a_broken_body_of_our_own_is_not_processed(provider):
     exc = raised(lambda: requests.post(provider.url, json=float("nan"), timeout=5))
     assert isinstance(exc, requests.exceptions.InvalidJSONError)
     assert provider.seen == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,8 +20,6 @@ from celery_sqs_backoff.classifiers import (
 )
 from celery_sqs_backoff.retry.outcomes import Classifier, Outcome, Verdict
 from tests.support.http_faults import (
-    Behaviour,
-    HttpFaults,
     answer,
     close,
     hang,
@@ -75,13 +73,13 @@ every_sdk = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def provider() -> Iterator[HttpFaults]:
+def provider():
     with http_faults() as running:
         yield running
 
 
 @pytest.fixture(autouse=True)
-def nothing_seen(provider: HttpFaults) -> None:
+def nothing_seen(provider):
     provider.seen = 0
 
 
@@ -105,9 +103,7 @@ def outcomes(exc: Exception, errors: Callable[..., Classifier]) -> tuple[Outcome
         (503, (UNKNOWN, REPEATED)),
     ],
 )
-def test_a_status_decides(
-    call: Call, provider: HttpFaults, status: int, expected: tuple[object, object]
-) -> None:
+def test_a_status_decides(call, provider, status, expected):
     provider.behave = answer(status, b'{"error": {"message": "no"}}')
     exc = raised(call, provider.url)
     assert provider.seen == 1
@@ -116,28 +112,26 @@ def test_a_status_decides(
 
 
 @pytest.mark.parametrize("call", [by_stripe, by_sendgrid], ids=lambda call: call.__name__[3:])
-def test_retry_after_is_a_floor(call: Call, provider: HttpFaults) -> None:
+def test_retry_after_is_a_floor(call, provider):
     provider.behave = answer(429, b'{"error": {"message": "no"}}', Retry_After="11")
     assert sdk_errors()(raised(call, provider.url)) == Verdict(RETRYABLE, retry_after=11)
 
 
-def test_twilio_s_error_has_no_headers_and_so_no_floor(provider: HttpFaults) -> None:
+def test_twilio_s_error_has_no_headers_and_so_no_floor(provider):
     provider.behave = answer(429, b"{}", Retry_After="11")
     exc = raised(by_twilio, provider.url)
     assert isinstance(exc, TwilioRestException)
     assert sdk_errors()(exc) == Verdict(RETRYABLE, 0)
 
 
-def test_stripe_wraps_a_connection_that_was_refused() -> None:
+def test_stripe_wraps_a_connection_that_was_refused():
     exc = raised(by_stripe, f"http://{nobody()}")
     assert isinstance(exc, stripe.APIConnectionError)
     assert outcomes(exc, sdk_errors) == (RETRYABLE, RETRYABLE)
 
 
 @pytest.mark.parametrize("behaviour", [reset, close, hang], ids=lambda b: b.__name__)
-def test_stripe_wraps_an_answer_that_did_not_come(
-    provider: HttpFaults, behaviour: Behaviour
-) -> None:
+def test_stripe_wraps_an_answer_that_did_not_come(provider, behaviour):
     provider.behave = behaviour
     exc = raised(by_stripe, provider.url)
     assert isinstance(exc, stripe.APIConnectionError)
@@ -150,9 +144,7 @@ def test_stripe_wraps_an_answer_that_did_not_come(
     [(by_sendgrid, urllib_errors), (by_twilio, requests_errors)],
     ids=["sendgrid", "twilio"],
 )
-def test_others_let_their_library_s_errors_through(
-    call: Call, errors: Callable[..., Classifier], provider: HttpFaults
-) -> None:
+def test_others_let_their_library_s_errors_through(call, errors, provider):
     refused = raised(call, f"http://{nobody()}")
     provider.behave = reset
     cut = raised(call, provider.url)
@@ -162,10 +154,10 @@ def test_others_let_their_library_s_errors_through(
     assert outcomes(cut, errors) == (UNKNOWN, REPEATED)
 
 
-def test_an_error_of_our_own_around_a_library_s_is_not_ours() -> None:
+def test_an_error_of_our_own_around_a_library_s_is_not_ours():
     """It may have been raised after the work was done; only the SDK's own wrapping counts."""
 
-    def call(url: str) -> None:
+    def call(url):
         try:
             by_twilio(url)
         except OSError as exc:
@@ -174,9 +166,7 @@ def test_an_error_of_our_own_around_a_library_s_is_not_ours() -> None:
     assert outcomes(raised(call, f"http://{nobody()}"), known_errors) == (None, None)
 
 
-def test_a_refused_connection_after_a_retry_of_stripes_own_is_in_doubt(
-    provider: HttpFaults,
-) -> None:
+def test_a_refused_connection_after_a_retry_of_stripes_own_is_in_doubt(provider):
     """The first attempt has reached the provider, and the second nobody: it has died since."""
     with http_faults() as dying:
         client = stripe.StripeClient(
@@ -193,7 +183,7 @@ def test_a_refused_connection_after_a_retry_of_stripes_own_is_in_doubt(
     assert outcomes(exc, known_errors) == (UNKNOWN, REPEATED)
 
 
-def test_stripes_key_that_was_used_for_another_request_is_in_doubt(provider: HttpFaults) -> None:
+def test_stripes_key_that_was_used_for_another_request_is_in_doubt(provider):
     """That other request may have charged; and no later attempt will get another answer."""
     provider.behave = answer(400, b'{"error": {"type": "idempotency_error", "message": "no"}}')
     exc = raised(by_stripe, provider.url)

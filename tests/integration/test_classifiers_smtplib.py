@@ -110,21 +110,21 @@ def running(provider: Provider, **options: Any) -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def _server() -> Iterator[tuple[Provider, int]]:
+def _server():
     provider = Provider()
     with running(provider) as port:
         yield provider, port
 
 
 @pytest.fixture
-def provider(_server: tuple[Provider, int]) -> Provider:
+def provider(_server):
     _server[0].replies.clear()
     _server[0].delivered = 0
     return _server[0]
 
 
 @pytest.fixture
-def port(_server: tuple[Provider, int]) -> int:
+def port(_server):
     return _server[1]
 
 
@@ -150,19 +150,19 @@ def outcomes(exc: Exception) -> tuple[Outcome | str | None, ...]:
     return tuple(map(shown, found))
 
 
-def test_a_refused_connection_is_retryable() -> None:
+def test_a_refused_connection_is_retryable():
     exc = raised(send, int(nobody().split(":")[1]))
     assert isinstance(exc, ConnectionRefusedError)
     assert outcomes(exc) == (RETRYABLE, RETRYABLE)
 
 
-def test_a_name_that_does_not_resolve_is_retryable() -> None:
+def test_a_name_that_does_not_resolve_is_retryable():
     exc = raised(send, 25, host="smtp.invalid")
     assert isinstance(exc, socket.gaierror)
     assert outcomes(exc) == (RETRYABLE, RETRYABLE)
 
 
-def test_a_server_that_does_not_greet_is_retryable() -> None:
+def test_a_server_that_does_not_greet_is_retryable():
     with silent() as address:
         exc = raised(send, int(address.split(":")[1]))
     assert isinstance(exc, smtplib.SMTPServerDisconnected)
@@ -178,12 +178,10 @@ def test_a_server_that_does_not_greet_is_retryable() -> None:
         "hang up": (b"", smtplib.SMTPServerDisconnected, RETRYABLE),
     },
 )
-def test_a_greeting_says_whether_to_come_back(
-    greeting: bytes, error: type[Exception], expected: Outcome
-) -> None:
+def test_a_greeting_says_whether_to_come_back(greeting, error, expected):
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def greet() -> None:
+        def greet():
             connection, _ = listener.accept()
             with connection:
                 connection.sendall(greeting)
@@ -217,20 +215,14 @@ def test_a_greeting_says_whether_to_come_back(
         "DATA 554": ({"DATA": "554 spam"}, smtplib.SMTPDataError, NOT_PROCESSED),
     },
 )
-def test_a_reply_decides(
-    provider: Provider,
-    port: int,
-    replies: dict[str, str],
-    error: type[Exception],
-    expected: Outcome,
-) -> None:
+def test_a_reply_decides(provider, port, replies, error, expected):
     provider.replies = replies
     exc = raised(send, port, "a@example.com", "b@example.com", login="AUTH" in replies)
     assert isinstance(exc, error)
     assert outcomes(exc) == (expected, expected)
 
 
-def test_no_common_way_to_log_in_is_not_processed() -> None:
+def test_no_common_way_to_log_in_is_not_processed():
     silent_about_auth = Provider()
     with running(silent_about_auth, auth_exclude_mechanism=["LOGIN", "PLAIN"]) as port:
         exc = raised(send, port, login=True)
@@ -238,13 +230,13 @@ def test_no_common_way_to_log_in_is_not_processed() -> None:
     assert outcomes(exc) == (NOT_PROCESSED, NOT_PROCESSED)
 
 
-def test_a_server_without_starttls_is_not_processed(provider: Provider, port: int) -> None:
+def test_a_server_without_starttls_is_not_processed(provider, port):
     exc = raised(send, port, starttls=ssl.create_default_context())
     assert isinstance(exc, smtplib.SMTPNotSupportedError)
     assert outcomes(exc) == (NOT_PROCESSED, NOT_PROCESSED)
 
 
-def test_a_certificate_that_is_not_trusted_is_not_processed() -> None:
+def test_a_certificate_that_is_not_trusted_is_not_processed():
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     secure = Provider()
@@ -254,15 +246,13 @@ def test_a_certificate_that_is_not_trusted_is_not_processed() -> None:
     assert outcomes(exc) == (NOT_PROCESSED, NOT_PROCESSED)
 
 
-def test_a_mail_refused_after_others_were_accepted_is_in_doubt(
-    provider: Provider, port: int
-) -> None:
+def test_a_mail_refused_after_others_were_accepted_is_in_doubt(provider, port):
     """Django's ``send_mass_mail``: a retry would send the first mail again."""
     project.set_up()
     from django.core.mail import EmailMessage
     from django.core.mail.backends.smtp import EmailBackend
 
-    def send_mass_mail(*recipients: str) -> None:
+    def send_mass_mail(*recipients):
         backend = EmailBackend(host="127.0.0.1", port=port, username="", password="")
         backend.send_messages([EmailMessage("s", "b", "a@x.example", [to]) for to in recipients])
 
@@ -275,9 +265,7 @@ def test_a_mail_refused_after_others_were_accepted_is_in_doubt(
 
 @pytest.mark.parametrize("silence", [HANG, HANG_UP])
 @pytest.mark.parametrize("phase", ["EHLO", "MAIL", "RCPT"])
-def test_silence_before_the_content_is_retryable(
-    provider: Provider, port: int, phase: str, silence: str
-) -> None:
+def test_silence_before_the_content_is_retryable(provider, port, phase, silence):
     provider.replies = {phase: silence}
     exc = raised(send, port)
     assert isinstance(exc, smtplib.SMTPServerDisconnected)
@@ -286,7 +274,7 @@ def test_silence_before_the_content_is_retryable(
 
 
 @pytest.mark.parametrize("silence", [HANG, HANG_UP])
-def test_silence_after_the_content_is_in_doubt(provider: Provider, port: int, silence: str) -> None:
+def test_silence_after_the_content_is_in_doubt(provider, port, silence):
     """The server has the mail, and perhaps delivers it; only its reply is lost."""
     provider.replies = {"DATA": silence}
     exc = raised(send, port)
@@ -295,7 +283,7 @@ def test_silence_after_the_content_is_in_doubt(provider: Provider, port: int, si
     assert outcomes(exc) == (UNKNOWN, REPEATED)
 
 
-def test_a_quarrel_at_quit_is_in_doubt(provider: Provider, port: int) -> None:
+def test_a_quarrel_at_quit_is_in_doubt(provider, port):
     """The mail before it was accepted; to send it again because of a 421 would be a second one."""
     provider.replies = {"QUIT": "421 shutting down"}
     exc = raised(send, port)
@@ -304,6 +292,6 @@ def test_a_quarrel_at_quit_is_in_doubt(provider: Provider, port: int) -> None:
     assert outcomes(exc) == (UNKNOWN, REPEATED)
 
 
-def test_an_error_without_a_traceback_is_in_doubt() -> None:
+def test_an_error_without_a_traceback_is_in_doubt():
     """Nobody knows when it came: it was unpickled, or somebody made it."""
     assert outcomes(smtplib.SMTPServerDisconnected("gone")) == (UNKNOWN, REPEATED)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -57,18 +57,14 @@ def run(stdout: int, *arguments: str) -> tuple[int, str]:
     ],
     ids=["closed pipe", "full disk"],
 )
-def test_output_that_nobody_takes_has_a_code_of_its_own(
-    sink: Callable[[], AbstractContextManager[int]],
-    code: int,
-    said: str,
-) -> None:
+def test_output_that_nobody_takes_has_a_code_of_its_own(sink, code, said):
     """``sqs-doctor | true`` said 1, "warnings"; a full disk was a traceback."""
     with sink() as stdout:
         ended, stderr = run(stdout, "sqs-doctor", "--explain", "W010")
     assert (ended, stderr.strip()) == (code, said)
 
 
-def test_a_full_disk_makes_no_worker_unhealthy(tmp_path: Path) -> None:
+def test_a_full_disk_makes_no_worker_unhealthy(tmp_path):
     """Whoever keeps what the probe says in a file would restart a worker that is well."""
     heartbeat = tmp_path / "heartbeat"
     heartbeat.touch()

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
-from celery import Celery
 from celery.bin.celery import celery
 from click.testing import CliRunner, Result
 from kombu import Queue
@@ -22,13 +18,10 @@ from celery_sqs_backoff.commands.exit_codes import (
     USAGE,
 )
 from celery_sqs_backoff.doctor import RULES
-from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
+from celery_sqs_backoff.testing import local_sqs_settings
 from tests.support.doctored import doctored_app
-from tests.support.fault_proxy import FaultProxy, http_error
+from tests.support.fault_proxy import http_error
 from tests.support.queue_names import queue_name
-
-if TYPE_CHECKING:
-    from mypy_boto3_sqs.client import SQSClient
 
 #: ministack knows SQS's older limit alone, 256 KiB.
 SIZE = ("--ignore", "I014=the local server's limit")
@@ -36,16 +29,14 @@ SECRET = "hunter2"
 
 
 @pytest.fixture
-def app() -> Iterator[Celery]:
+def app():
     with doctored_app() as made:
         yield made
 
 
 @pytest.fixture
-def diagnose(
-    app: Celery, sqs_endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Result]:
-    def run(*arguments: str, queues: tuple[LocalQueue, ...] = ()) -> Result:
+def diagnose(app, sqs_endpoint, monkeypatch):
+    def run(*arguments, queues=()):
         if queues:
             app.conf.update(local_sqs_settings(sqs_endpoint, *queues))
         monkeypatch.setattr("celery.bin.celery.find_app", lambda name: app)
@@ -55,13 +46,13 @@ def diagnose(
 
 
 @pytest.fixture
-def broken(sqs: SQSClient) -> Iterator[Callable[..., LocalQueue]]:
+def broken(sqs):
     """Make a queue that is set up well but for what is changed."""
     from celery_sqs_backoff.testing import create_local_queue
 
     with ExitStack() as stack:
 
-        def make(*, dlq: dict[str, str] | None = None, **changed: str) -> LocalQueue:
+        def make(*, dlq=None, **changed):
             made = create_local_queue(
                 sqs,
                 name=queue_name("doctor"),
@@ -72,7 +63,7 @@ def broken(sqs: SQSClient) -> Iterator[Callable[..., LocalQueue]]:
             stack.callback(sqs.delete_queue, QueueUrl=made.url)
             assert made.dlq is not None
             stack.callback(sqs.delete_queue, QueueUrl=made.dlq.url)
-            attributes: Any = {"MessageRetentionPeriod": "1209600"} | (dlq or {})
+            attributes = {"MessageRetentionPeriod": "1209600"} | (dlq or {})
             sqs.set_queue_attributes(QueueUrl=made.dlq.url, Attributes=attributes)
             return made
 
@@ -83,18 +74,14 @@ def ids(result: Result) -> list[str]:
     return [finding["id"] for finding in json.loads(result.stdout)["findings"]]
 
 
-def test_a_good_queue_is_one_line(
-    diagnose: Callable[..., Result], broken: Callable[..., LocalQueue]
-) -> None:
+def test_a_good_queue_is_one_line(diagnose, broken):
     queue = broken()
     result = diagnose(queues=(queue,))
     assert result.exit_code == DONE, result.output
     assert result.stdout == f"{len(RULES)} rules, 1 queue ({queue.name}): all well\n"
 
 
-def test_the_queues_that_workers_name_on_their_command_line_are_looked_at(
-    diagnose: Callable[..., Result], broken: Callable[..., LocalQueue], app: Celery
-) -> None:
+def test_the_queues_that_workers_name_on_their_command_line_are_looked_at(diagnose, broken, app):
     """Without task_queues an app knows its default queue alone, which nobody may consume."""
     unused, bulk, mails = broken(), broken(DelaySeconds="60"), broken()
     names = f"{bulk.name},{mails.name}"
@@ -105,18 +92,14 @@ def test_the_queues_that_workers_name_on_their_command_line_are_looked_at(
     assert f"2 queues ({bulk.name}, {mails.name}): 1 warning" in diagnose("-Q", names).stdout
 
 
-def test_a_queue_that_the_app_does_not_have_is_refused(
-    diagnose: Callable[..., Result], broken: Callable[..., LocalQueue], app: Celery
-) -> None:
+def test_a_queue_that_the_app_does_not_have_is_refused(diagnose, broken, app):
     app.conf.task_create_missing_queues = False
     result = diagnose("-Q", "absent", queues=(broken(),))
     assert result.exit_code == 2
     assert "'absent' is not in task_queues" in result.stderr
 
 
-def test_queues_that_do_not_exist_are_findings_beside_those_of_others(
-    diagnose: Callable[..., Result], broken: Callable[..., LocalQueue], app: Celery
-) -> None:
+def test_queues_that_do_not_exist_are_findings_beside_those_of_others(diagnose, broken, app):
     slow = broken(DelaySeconds="60")
     app.conf.task_queues = [Queue(slow.name), Queue("absent")]
     result = diagnose("--format", "json", queues=(slow,))
@@ -130,9 +113,7 @@ def test_queues_that_do_not_exist_are_findings_beside_those_of_others(
     assert "aws sqs create-queue --region us-east-1 --queue-name absent" in result.stdout
 
 
-def test_tasks_that_only_a_worker_imports_are_looked_at(
-    diagnose: Callable[..., Result], app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_that_only_a_worker_imports_are_looked_at(diagnose, app, tmp_path, monkeypatch):
     """``include``, ``imports`` and ``autodiscover_tasks`` name modules that nobody has imported."""
     module = f"tasks_{uuid4().hex}"
     (tmp_path / f"{module}.py").write_text(
@@ -147,8 +128,8 @@ def test_tasks_that_only_a_worker_imports_are_looked_at(
 
 
 def test_a_module_that_cannot_be_imported_shows_no_credentials(
-    diagnose: Callable[..., Result], app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    diagnose, app, tmp_path, monkeypatch
+):
     module = f"tasks_{uuid4().hex}"
     (tmp_path / f"{module}.py").write_text(f"raise ValueError('redis://u:{SECRET}@db: not a DSN')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -159,9 +140,7 @@ def test_a_module_that_cannot_be_imported_shows_no_credentials(
     assert SECRET not in result.output
 
 
-def test_findings_can_be_ignored_with_a_reason_only(
-    diagnose: Callable[..., Result], broken: Callable[..., LocalQueue]
-) -> None:
+def test_findings_can_be_ignored_with_a_reason_only(diagnose, broken):
     queue = broken(DelaySeconds="60")
     for rule in ("W015", "w015", f"w015:{queue.name}"):
         result = diagnose("--ignore", f"{rule}=we batch", "--format", "json", queues=(queue,))
@@ -174,9 +153,7 @@ def test_findings_can_be_ignored_with_a_reason_only(
     assert "gives no reason" in result.output
 
 
-def test_json_has_the_names_that_scripts_rely_on(
-    diagnose: Callable[..., Result], broken: Callable[..., LocalQueue]
-) -> None:
+def test_json_has_the_names_that_scripts_rely_on(diagnose, broken):
     """``fix`` has a third, for what neither can change."""
     queue = broken(DelaySeconds="60")
     [finding] = json.loads(diagnose("--format", "json", queues=(queue,)).stdout)["findings"]
@@ -188,16 +165,14 @@ def test_json_has_the_names_that_scripts_rely_on(
     assert "delay_seconds = 0" in finding["fix"]["terraform"]
 
 
-def test_a_rule_can_be_explained(diagnose: Callable[..., Result]) -> None:
+def test_a_rule_can_be_explained(diagnose):
     result = diagnose("--explain", "w010")
     assert result.exit_code == 0
     assert "W010 (warning)" in result.stdout
     assert diagnose("--explain", "W999").exit_code == 2
 
 
-def test_a_queue_that_cannot_be_read_is_no_good_queue(
-    diagnose: Callable[..., Result], app: Celery
-) -> None:
+def test_a_queue_that_cannot_be_read_is_no_good_queue(diagnose, app):
     """With predefined queues nothing is asked before the first attributes are read."""
     url = "http://127.0.0.1:1/123456789012/mails"
     app.conf.update(
@@ -216,9 +191,7 @@ def test_a_queue_that_cannot_be_read_is_no_good_queue(
     assert "all well" not in result.stdout
 
 
-def test_an_identity_that_may_do_nothing_is_told_of_all_that_it_lacks(
-    diagnose: Callable[..., Result], app: Celery, queue: LocalQueue, proxy: FaultProxy
-) -> None:
+def test_an_identity_that_may_do_nothing_is_told_of_all_that_it_lacks(diagnose, app, queue, proxy):
     """Not of one action, and when it has that of the next."""
     proxy.inject(http_error(403, "AccessDenied", sender_fault=True))
     app.conf.update(local_sqs_settings(proxy.endpoint, queue))
@@ -230,9 +203,7 @@ def test_an_identity_that_may_do_nothing_is_told_of_all_that_it_lacks(
         assert f'"sqs:{action}"' in found["fix"]["aws"]
 
 
-def test_a_wrong_secret_key_lacks_no_permission(
-    diagnose: Callable[..., Result], app: Celery, queue: LocalQueue, proxy: FaultProxy
-) -> None:
+def test_a_wrong_secret_key_lacks_no_permission(diagnose, app, queue, proxy):
     """Whoever is told so looks for a policy, and the key stays wrong."""
     proxy.inject(http_error(403, "SignatureDoesNotMatch", sender_fault=True))
     app.conf.update(local_sqs_settings(proxy.endpoint, queue))
@@ -242,9 +213,7 @@ def test_a_wrong_secret_key_lacks_no_permission(
     assert "E027" not in result.stdout
 
 
-def test_a_denied_queue_is_not_well_where_the_denial_is_ignored(
-    diagnose: Callable[..., Result], app: Celery, queue: LocalQueue, proxy: FaultProxy
-) -> None:
+def test_a_denied_queue_is_not_well_where_the_denial_is_ignored(diagnose, app, queue, proxy):
     """None of its rules could be asked."""
     denied = http_error(403, "AccessDenied", sender_fault=True, actions=("GetQueueAttributes",))
     proxy.inject(denied)
@@ -256,9 +225,7 @@ def test_a_denied_queue_is_not_well_where_the_denial_is_ignored(
     assert "all well" not in result.stdout
 
 
-def test_where_queues_may_not_be_listed_the_action_is_named(
-    diagnose: Callable[..., Result], app: Celery, queue: LocalQueue, proxy: FaultProxy
-) -> None:
+def test_where_queues_may_not_be_listed_the_action_is_named(diagnose, app, queue, proxy):
     """Without predefined queues kombu lists them before all else."""
     proxy.inject(http_error(403, "AccessDenied", sender_fault=True, actions=("ListQueues",)))
     app.conf.update(local_sqs_settings(proxy.endpoint, queue))
@@ -268,9 +235,7 @@ def test_where_queues_may_not_be_listed_the_action_is_named(
     assert "cannot read the queues: AccessDenied (ListQueues)" in result.stderr
 
 
-def test_a_list_of_brokers_is_looked_at(
-    diagnose: Callable[..., Result], broken: Callable[..., LocalQueue], app: Celery
-) -> None:
+def test_a_list_of_brokers_is_looked_at(diagnose, broken, app):
     """Celery takes one, for failover; nothing was looked at, and all was well."""
     queue = broken(DelaySeconds="60")
     diagnose(queues=(queue,))
@@ -279,7 +244,7 @@ def test_a_list_of_brokers_is_looked_at(
     assert ids(diagnose("--format", "json")) == ["W015"]
 
 
-def test_offline_asks_nobody(diagnose: Callable[..., Result], app: Celery) -> None:
+def test_offline_asks_nobody(diagnose, app):
     app.conf.update(broker_url="sqs://key:hunter2@127.0.0.1:1//", worker_send_task_events=True)
     result = diagnose("--offline", "--format", "json")
     assert ids(result) == ["W029"]

@@ -1,32 +1,22 @@
 """The doctor's rules as Django system checks, in the example project."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_sqs_backoff.commands import exit_codes
-from celery_sqs_backoff.testing import LocalQueue
 from tests.support.manage import run_manage
-
-if TYPE_CHECKING:
-    from mypy_boto3_sqs.client import SQSClient
 
 Manage = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def manage(sqs_endpoint: str, queue: LocalQueue, tmp_path: Path) -> Manage:
-    def run(
-        *arguments: str, endpoint: str = sqs_endpoint, settings: str = "example_project.settings"
-    ) -> subprocess.CompletedProcess[str]:
+def manage(sqs_endpoint, queue, tmp_path):
+    def run(*arguments, endpoint=sqs_endpoint, settings="example_project.settings"):
         return run_manage(
             *arguments,
             endpoint=endpoint,
@@ -38,7 +28,7 @@ def manage(sqs_endpoint: str, queue: LocalQueue, tmp_path: Path) -> Manage:
     return run
 
 
-def test_a_plain_check_asks_nobody(manage: Manage) -> None:
+def test_a_plain_check_asks_nobody(manage):
     done = manage("check", "--tag", "celery_sqs_backoff", endpoint="http://127.0.0.1:1")
     assert done.returncode == 0, done.stderr
     assert "SQS could not be asked" not in done.stderr
@@ -52,9 +42,7 @@ def test_a_plain_check_asks_nobody(manage: Manage) -> None:
     ],
     ids=["unknown option", "not a mapping"],
 )
-def test_settings_that_no_worker_can_use_are_an_error(
-    manage: Manage, tmp_path: Path, setting: str
-) -> None:
+def test_settings_that_no_worker_can_use_are_an_error(manage, tmp_path, setting):
     text = f"from example_project.settings import *\n{setting}\n"
     (tmp_path / "wrong_settings.py").write_text(text)
     for arguments in (("check",), ("check", "--deploy")):
@@ -67,9 +55,7 @@ def test_settings_that_no_worker_can_use_are_an_error(
     assert "cannot load the app" in done.stderr
 
 
-def test_a_module_of_tasks_that_fails_is_named_with_its_line(
-    manage: Manage, tmp_path: Path
-) -> None:
+def test_a_module_of_tasks_that_fails_is_named_with_its_line(manage, tmp_path):
     (tmp_path / "wrong_tasks.py").write_text("def of(key):\n    return {}[key]\n\nof('a')\n")
     text = "from example_project.settings import *\nCELERY_IMPORTS = ['wrong_tasks']\n"
     (tmp_path / "wrong_settings.py").write_text(text)
@@ -86,9 +72,7 @@ def test_a_module_of_tasks_that_fails_is_named_with_its_line(
     ],
     ids=["library", "exit"],
 )
-def test_tasks_that_cannot_be_imported_here_stop_no_migration(
-    manage: Manage, tmp_path: Path, module: str, said: str
-) -> None:
+def test_tasks_that_cannot_be_imported_here_stop_no_migration(manage, tmp_path, module, said):
     """``migrate`` runs the checks, in an image or a job that has not all that workers have."""
     (tmp_path / "workers_tasks.py").write_text(f"{module}\n")
     (tmp_path / "migrating_settings.py").write_text(
@@ -106,7 +90,7 @@ def test_tasks_that_cannot_be_imported_here_stop_no_migration(
     assert said in done.stderr
 
 
-def test_what_modules_print_or_exit_with_is_no_result(manage: Manage, tmp_path: Path) -> None:
+def test_what_modules_print_or_exit_with_is_no_result(manage, tmp_path):
     (tmp_path / "loud_tasks.py").write_text("print('loud')\n")
     (tmp_path / "ending_tasks.py").write_text("import sys\nsys.exit('no key')\n")
     for name in ("loud", "ending"):
@@ -120,9 +104,7 @@ def test_what_modules_print_or_exit_with_is_no_result(manage: Manage, tmp_path: 
     assert "SystemExit: no key" in done.stderr
 
 
-def test_a_check_for_deployment_looks_at_the_queues(
-    manage: Manage, sqs: SQSClient, queue: LocalQueue
-) -> None:
+def test_a_check_for_deployment_looks_at_the_queues(manage, sqs, queue):
     sqs.set_queue_attributes(QueueUrl=queue.url, Attributes={"VisibilityTimeout": "0"})
     done = manage("check", "--deploy", "--tag", "celery_sqs_backoff")
     assert "(celery_sqs_backoff.E011)" in done.stderr
@@ -131,13 +113,13 @@ def test_a_check_for_deployment_looks_at_the_queues(
     assert "(celery_sqs_backoff.E011)" not in manage("check").stderr
 
 
-def test_a_check_for_deployment_says_that_it_could_not_look(manage: Manage) -> None:
+def test_a_check_for_deployment_says_that_it_could_not_look(manage):
     done = manage("check", "--deploy", "--tag", "celery_sqs_backoff", endpoint="http://127.0.0.1:1")
     assert "(celery_sqs_backoff.W030) SQS could not be asked" in done.stderr
 
 
 @pytest.fixture
-def without_app(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def without_app(tmp_path):
     """Run a command in a project whose ``__init__.py`` imports no Celery app."""
     (tmp_path / "bare_settings.py").write_text(
         "SECRET_KEY = 'x' * 60\n"
@@ -146,7 +128,7 @@ def without_app(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str
         "CELERY_BROKER_URL = 'sqs://'\n"
     )
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments):
         return subprocess.run(
             [sys.executable, "-m", "django", *arguments],
             env=os.environ
@@ -163,9 +145,7 @@ def without_app(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str
 @pytest.mark.parametrize(
     "command", [["sqs_doctor"], ["sqs_doctor", "--offline"], ["sqs_status", "--json"]], ids=" ".join
 )
-def test_a_command_does_not_look_at_an_app_that_celery_has_made_up(
-    without_app: Callable[..., subprocess.CompletedProcess[str]], command: list[str]
-) -> None:
+def test_a_command_does_not_look_at_an_app_that_celery_has_made_up(without_app, command):
     """It has another broker and no task: the doctor would find that all is well."""
     done = without_app(*command)
     assert (done.returncode, done.stdout) == (2, "")
@@ -173,16 +153,14 @@ def test_a_command_does_not_look_at_an_app_that_celery_has_made_up(
 
 
 @pytest.mark.parametrize("more", [[], ["--deploy"]], ids=["plain", "deploy"])
-def test_one_check_says_that_the_projects_app_is_not_imported(
-    without_app: Callable[..., subprocess.CompletedProcess[str]], more: list[str]
-) -> None:
+def test_one_check_says_that_the_projects_app_is_not_imported(without_app, more):
     done = without_app("check", "--tag", "celery_sqs_backoff", *more)
     assert done.stderr.count("(celery_sqs_backoff.") == 1
     assert "(celery_sqs_backoff.W035)" in done.stderr
     assert done.returncode == 0
 
 
-def test_the_command_is_the_same_as_celerys(manage: Manage, sqs: SQSClient, queue: LocalQueue):
+def test_the_command_is_the_same_as_celerys(manage, sqs, queue):
     sqs.set_queue_attributes(QueueUrl=queue.url, Attributes={"VisibilityTimeout": "0"})
     done = manage("sqs_doctor", "--format", "json")
     assert done.returncode == exit_codes.FOUND

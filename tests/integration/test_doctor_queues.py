@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.sqs.errors import Failure, Kind
 from celery_sqs_backoff.testing import LocalQueue, local_sqs_client, local_sqs_settings
 from tests.support.doctored import doctored_app
-from tests.support.fault_proxy import FaultProxy, http_error
+from tests.support.fault_proxy import http_error
 from tests.support.queue_names import queue_name
 from tests.support.servers import server_name
 
@@ -101,7 +101,7 @@ WAYS = {
 
 
 @pytest.fixture(autouse=True)
-def clean_up() -> Iterator[None]:
+def clean_up():
     CREATED.clear()
     yield
     for sqs, url in CREATED:
@@ -110,7 +110,7 @@ def clean_up() -> Iterator[None]:
 
 
 @pytest.fixture
-def app() -> Iterator[Celery]:
+def app():
     """It needs 21 receives at most: one each 30 seconds, for ten minutes."""
     with doctored_app() as made:
         yield made
@@ -132,11 +132,11 @@ def diagnose(app: Celery) -> dict[str, list[str]]:
     return dict(found)
 
 
-def test_each_fault_is_found_and_none_where_all_is_well(app: Celery, sqs_endpoint: str) -> None:
+def test_each_fault_is_found_and_none_where_all_is_well(app, sqs_endpoint):
     find_each(app, sqs_endpoint, server_name())
 
 
-def test_the_same_on_moto(app: Celery, sqs_server: str) -> None:
+def test_the_same_on_moto(app, sqs_server):
     find_each(app, sqs_server, "moto")
 
 
@@ -156,9 +156,7 @@ def find_each(app: Celery, endpoint: str, server: str) -> None:
     assert set(found) == {made.name for made in broken.values()}, "nothing about the right ones"
 
 
-def test_a_worker_that_may_not_send_its_dead_letters_is_found(
-    app: Celery, sqs: SQSClient, proxy: FaultProxy
-) -> None:
+def test_a_worker_that_may_not_send_its_dead_letters_is_found(app, sqs, proxy):
     made = Made(sqs, queue_name("denied"))
     consume(app, proxy.endpoint, [made])
     proxy.inject(http_error(403, "AccessDenied", actions=["SendMessageBatch"]))
@@ -168,15 +166,13 @@ def test_a_worker_that_may_not_send_its_dead_letters_is_found(
     assert "never becomes a dead letter" in finding.consequence
 
 
-def test_the_policy_of_a_worker_in_the_docs_is_no_error(
-    app: Celery, sqs: SQSClient, sqs_endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_policy_of_a_worker_in_the_docs_is_no_error(app, sqs, sqs_endpoint, monkeypatch):
     """It may send to the dead-letter queue, and not read it."""
     made = Made(sqs, queue_name("right"))
     consume(app, sqs_endpoint, [made])
     read = Calls.attributes
 
-    def attributes(calls: Calls, *names: Any) -> dict[str, str] | Failure:
+    def attributes(calls, *names):
         if calls.queue_url == made.dlq_url:
             return Failure(Kind.DENIED, "AccessDenied")
         return read(calls, *names)

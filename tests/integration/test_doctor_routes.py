@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -12,10 +11,7 @@ from kombu import Exchange, Queue, binding
 
 from celery_sqs_backoff import SQSBackoffTask
 from celery_sqs_backoff.doctor.look import facts_of_app
-from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
-
-if TYPE_CHECKING:
-    from mypy_boto3_sqs.client import SQSClient
+from celery_sqs_backoff.testing import local_sqs_settings
 
 MEDIA = Exchange("media", "direct")
 
@@ -74,13 +70,7 @@ ROUTES = {
 
 @pytest.mark.filterwarnings("ignore:(?s).*task attribute is deprecated")
 @pytest.mark.parametrize(("routes", "expected"), ROUTES.values(), ids=ROUTES.keys())
-def test_a_task_goes_where_the_doctor_says(
-    sqs_endpoint: str,
-    sqs: SQSClient,
-    make_queue: Callable[..., LocalQueue],
-    routes: Any,
-    expected: str | None,
-) -> None:
+def test_a_task_goes_where_the_doctor_says(sqs_endpoint, sqs, make_queue, routes, expected):
     """To no queue where its route names an exchange: kombu drops it, and raises nothing."""
     queues = {"plain": make_queue(), "bulk": make_queue(), "many": make_queue()}
     settings = local_sqs_settings(sqs_endpoint, *queues.values())

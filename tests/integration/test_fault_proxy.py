@@ -14,8 +14,6 @@ from botocore.exceptions import (
 from tests.support.cases import cases
 from tests.support.fault_proxy import (
     Count,
-    Fault,
-    FaultProxy,
     drop_after,
     drop_before,
     expired_token,
@@ -58,9 +56,7 @@ def size(sqs: SQSClient, queue: LocalQueue) -> int:
     )
 
 
-def test_calls_entries_and_messages_are_counted_per_action(
-    proxy: FaultProxy, proxied_sqs: SQSClient, queue: LocalQueue
-) -> None:
+def test_calls_entries_and_messages_are_counted_per_action(proxy, proxied_sqs, queue):
     send(proxied_sqs, queue, 3)
     send(proxied_sqs, queue, 2)
     delete(proxied_sqs, queue, receive(proxied_sqs, queue))
@@ -82,14 +78,8 @@ def test_calls_entries_and_messages_are_counted_per_action(
     },
 )
 def test_an_injected_error_reaches_boto3_as_sqs_would_send_it(
-    proxy: FaultProxy,
-    proxied_sqs: SQSClient,
-    sqs: SQSClient,
-    queue: LocalQueue,
-    fault: Fault,
-    status: int,
-    code: str,
-) -> None:
+    proxy, proxied_sqs, sqs, queue, fault, status, code
+):
     proxy.inject(fault)
     with pytest.raises(ClientError) as caught:
         send(proxied_sqs, queue)
@@ -101,14 +91,7 @@ def test_an_injected_error_reaches_boto3_as_sqs_would_send_it(
 
 
 @pytest.mark.parametrize(("fault", "carried_out"), [(drop_before, 0), (drop_after, 1)])
-def test_an_answer_is_lost(
-    proxy: FaultProxy,
-    proxied_sqs: SQSClient,
-    sqs: SQSClient,
-    queue: LocalQueue,
-    fault: Any,
-    carried_out: int,
-) -> None:
+def test_an_answer_is_lost(proxy, proxied_sqs, sqs, queue, fault, carried_out):
     """A request is dropped before SQS sees it, or its answer afterwards; and no other one is."""
     proxy.inject(fault(actions=("SendMessageBatch",), times=1))
     with pytest.raises(ConnectionClosedError):
@@ -117,9 +100,7 @@ def test_an_answer_is_lost(
     assert len(receive(proxied_sqs, queue)) == carried_out
 
 
-def test_failed_entries_are_answered_and_not_forwarded(
-    proxy: FaultProxy, proxied_sqs: SQSClient, sqs: SQSClient, queue: LocalQueue
-) -> None:
+def test_failed_entries_are_answered_and_not_forwarded(proxy, proxied_sqs, sqs, queue):
     send(sqs, queue, 4)
     messages = receive(sqs, queue)
     proxy.inject(failed_entries(0, 2, actions=("DeleteMessageBatch",), times=1))
@@ -135,8 +116,8 @@ def test_failed_entries_are_answered_and_not_forwarded(
 
 
 def test_an_unreachable_server_refuses_connections_and_comes_back_by_itself(
-    proxy: FaultProxy, proxied_sqs: SQSClient, queue: LocalQueue
-) -> None:
+    proxy, proxied_sqs, queue
+):
     send(proxied_sqs, queue)  # so that there is a connection to cut
     proxy.unreachable(1)
     with pytest.raises((EndpointConnectionError, ConnectionClosedError)):
@@ -144,7 +125,7 @@ def test_an_unreachable_server_refuses_connections_and_comes_back_by_itself(
     with pytest.raises(EndpointConnectionError):
         send(proxied_sqs, queue)
 
-    def is_back() -> bool:
+    def is_back():
         try:
             send(proxied_sqs, queue)
         except EndpointConnectionError:

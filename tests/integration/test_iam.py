@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import boto3
 import pytest
@@ -16,14 +15,9 @@ from kombu.transport import SQS
 from celery_sqs_backoff.redrive import peek
 from celery_sqs_backoff.sqs.arns import QueueArn
 from celery_sqs_backoff.store.dynamodb import DynamoDBStore
-from celery_sqs_backoff.testing import LocalQueue
-from tests.support.fault_proxy import FaultProxy
 from tests.unit.test_docs import OPERATIONS, ROOT, blocks, iam_action
 
 from .redrive_stage import RedriveStage
-
-if TYPE_CHECKING:
-    from mypy_boto3_sqs.client import SQSClient
 
 #: Page and number of each policy.
 WORKER, LOOK, WRITERS, SOURCES, ROLE, KEYS = (("queues.md", number) for number in range(6))
@@ -66,18 +60,18 @@ def is_denied(policy: tuple[str, int], principal: str, action: str) -> bool:
 
 
 @pytest.fixture
-def stage(sqs: SQSClient, proxy: FaultProxy, queue: LocalQueue) -> RedriveStage:
+def stage(sqs, proxy, queue):
     return RedriveStage(sqs, proxy.endpoint, queue)
 
 
 @pytest.fixture
-def asked(stage: RedriveStage, proxy: FaultProxy) -> Callable[[], dict[str, set[str]]]:
+def asked(stage, proxy):
     """From the page's name of a queue to the actions that were called on it."""
     stage.fill_numbered(12)
     proxy.record(*OPERATIONS.values())
 
-    def asked() -> dict[str, set[str]]:
-        found: dict[str, set[str]] = defaultdict(set)
+    def asked():
+        found = defaultdict(set)
         names = {stage.queue.name: MAIN, stage.dlq.name: DLQ}
         # kombu lists all queues as it connects, if none is predefined.
         for operation in {*OPERATIONS.values()} - {"ListQueues"}:
@@ -89,7 +83,7 @@ def asked(stage: RedriveStage, proxy: FaultProxy) -> Callable[[], dict[str, set[
     return asked
 
 
-def test_a_look_needs_no_more_than_its_policy_on_either_queue(stage, asked) -> None:
+def test_a_look_needs_no_more_than_its_policy_on_either_queue(stage, asked):
     peek(stage.app, stage.queue.name)
     found = asked()
     assert found[DLQ] >= {"sqs:ReceiveMessage", "sqs:ListDeadLetterSourceQueues"}
@@ -99,7 +93,7 @@ def test_a_look_needs_no_more_than_its_policy_on_either_queue(stage, asked) -> N
 
 def test_a_dead_letter_queue_that_is_not_predefined_is_found_by_those_that_are(
     stage, proxy, make_queue
-) -> None:
+):
     """As the page says: their attributes are read, all of them."""
     other = make_queue()
     predefined = {queue.name: {"url": queue.url} for queue in (stage.queue, other)}
@@ -111,14 +105,12 @@ def test_a_dead_letter_queue_that_is_not_predefined_is_found_by_those_that_are(
     assert stage.dlq.name not in predefined
 
 
-def test_a_redrive_does_nothing_that_the_policy_of_the_dead_letter_queue_denies(
-    stage, asked
-) -> None:
+def test_a_redrive_does_nothing_that_the_policy_of_the_dead_letter_queue_denies(stage, asked):
     assert stage.redrive().sent == 12
     assert not any(is_denied(WRITERS, SOMEBODY, action) for action in asked()[DLQ])
 
 
-def test_only_workers_may_write_to_the_dead_letter_queue() -> None:
+def test_only_workers_may_write_to_the_dead_letter_queue():
     (to_dlq,) = ({*granted(WORKER, f":{DLQ}")},)
     assert to_dlq == {"sqs:SendMessage"}
     assert not is_denied(WRITERS, WORKERS_ROLE, "sqs:SendMessage")
@@ -128,7 +120,7 @@ def test_only_workers_may_write_to_the_dead_letter_queue() -> None:
     }
 
 
-def test_the_redrive_allow_policy_names_the_queues_that_messages_go_back_to(stage) -> None:
+def test_the_redrive_allow_policy_names_the_queues_that_messages_go_back_to(stage):
     """It is an attribute that SQS takes, with the sources that a redrive would list."""
     found = shown(SOURCES)
     assert found["redrivePermission"] == "byQueue"
@@ -141,13 +133,13 @@ def test_the_redrive_allow_policy_names_the_queues_that_messages_go_back_to(stag
     assert set(peek(stage.app, stage.dlq.name).by_destination) == {stage.queue.name}
 
 
-def test_assuming_a_role_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_assuming_a_role_is_one_call(monkeypatch):
     client = boto3.client(
         "sts", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
     )
-    called: set[str] = set()
+    called = set()
 
-    def note(model: Any, **_: Any) -> None:
+    def note(model, **_):
         called.add(f"sts:{model.name}")
 
     token = {"AccessKeyId": "k" * 16, "SecretAccessKey": "s", "SessionToken": "t",
@@ -162,13 +154,13 @@ def test_assuming_a_role_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert called == granted(ROLE, WORKERS_ROLE)
 
 
-def test_a_table_needs_four_actions() -> None:
+def test_a_table_needs_four_actions():
     client = boto3.client(
         "dynamodb", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
     )
-    called: set[str] = set()
+    called = set()
 
-    def note(model: Any, **_: Any) -> Any:
+    def note(model, **_):
         called.add(f"dynamodb:{model.name}")
         return SimpleNamespace(status_code=200), {}  # nothing is sent
 
@@ -182,8 +174,8 @@ def test_a_table_needs_four_actions() -> None:
     assert called == granted(STORE, "table/mail-records")
 
 
-def test_keys_are_used_for_what_is_received_and_sent(stage, asked) -> None:
-    def of_keys(actions: set[str]) -> set[str]:
+def test_keys_are_used_for_what_is_received_and_sent(stage, asked):
+    def of_keys(actions):
         return set().union(*(OF_KMS.get(action, set()) for action in actions))
 
     peek(stage.app, stage.queue.name)

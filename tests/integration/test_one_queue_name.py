@@ -1,7 +1,5 @@
 """A queue that Celery calls otherwise than SQS has one name in metrics: SQS's."""
 
-from __future__ import annotations
-
 import re
 import urllib.request
 
@@ -12,13 +10,13 @@ from celery_sqs_backoff.testing import LocalQueue, on_local_sqs, running_worker
 from tests.support.processes import eventually, free_port
 
 
-def test_polls_and_runs_are_counted_for_one_queue(sqs_server: str, sqs_queue: LocalQueue) -> None:
+def test_polls_and_runs_are_counted_for_one_queue(sqs_server, sqs_queue):
     alias = LocalQueue(name="mails", url=sqs_queue.url, arn=sqs_queue.arn, dlq=sqs_queue.dlq)
     app = Celery("aliased", set_as_current=False)
-    ran: list[int] = []
+    ran = []
 
     @app.task(base=SQSBackoffTask, name="aliased.task", shared=False)
-    def task() -> None:
+    def task():
         ran.append(1)
 
     port = free_port()
@@ -29,7 +27,7 @@ def test_polls_and_runs_are_counted_for_one_queue(sqs_server: str, sqs_queue: Lo
             eventually(lambda: ran, timeout=20)
             url = f"http://127.0.0.1:{port}/metrics"
 
-            def scrape() -> str:
+            def scrape():
                 return urllib.request.urlopen(url, timeout=5).read().decode()
 
             text = eventually(

@@ -7,10 +7,9 @@ import re
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import requests
@@ -26,9 +25,6 @@ from celery_sqs_backoff.provider_proxy import (
 from tests.support.cases import cases
 from tests.support.http_faults import close, http_faults, nobody
 
-if TYPE_CHECKING:
-    from celery import Celery
-
 
 class Payments:
     """A provider that charges each idempotency key once, as the real ones do."""
@@ -40,22 +36,22 @@ class Payments:
 
 
 @pytest.fixture
-def payments() -> Iterator[Payments]:
+def payments():
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+        def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             key = self.headers["Idempotency-Key"]
             provider.calls[key] += 1
             provider.charged.setdefault(key, body["amount"])
             self.answer(201, json.dumps({"charged": key, "path": self.path}).encode())
 
-        def do_HEAD(self) -> None:
+        def do_HEAD(self):
             self.answer(200, b"")
 
-        def do_DELETE(self) -> None:
+        def do_DELETE(self):
             self.answer(204, b"")
 
-        def answer(self, status: int, body: bytes) -> None:
+        def answer(self, status, body):
             self.send_response(status)
             self.send_header("X-Provider", "payments")
             self.send_header("Set-Cookie", "a=1")
@@ -65,7 +61,7 @@ def payments() -> Iterator[Payments]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *args: object) -> None:
+        def log_message(self, *args):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -79,7 +75,7 @@ def payments() -> Iterator[Payments]:
 
 
 @pytest.fixture
-def proxy(provider_proxy: Callable[[str], ProviderProxy], payments: Payments) -> ProviderProxy:
+def proxy(provider_proxy, payments):
     return provider_proxy(payments.url)
 
 
@@ -96,7 +92,7 @@ def key(request: ProviderRequest) -> str:
     return str(request.headers["idempotency-key"])
 
 
-def test_without_a_fault_everything_passes(proxy: ProviderProxy, payments: Payments) -> None:
+def test_without_a_fault_everything_passes(proxy, payments):
     answer = pay(proxy, "a")
 
     assert answer.status_code == 201
@@ -110,19 +106,17 @@ def test_without_a_fault_everything_passes(proxy: ProviderProxy, payments: Payme
     assert exchange.request.json() == {"amount": 10}
 
 
-def test_answers_without_a_body_pass(proxy: ProviderProxy) -> None:
+def test_answers_without_a_body_pass(proxy):
     assert requests.head(proxy.url, timeout=5).headers["X-Provider"] == "payments"
     assert requests.delete(f"{proxy.url}/charges/a", timeout=5).status_code == 204
 
 
-def test_a_path_of_the_provider_is_put_before_the_request_s(payments: Payments) -> None:
+def test_a_path_of_the_provider_is_put_before_the_request_s(payments):
     with running_provider_proxy(f"{payments.url}/v1/") as proxy:
         assert pay(proxy, "a").json()["path"] == "/v1/charges?currency=eur"
 
 
-def test_a_failed_request_never_reaches_the_provider(
-    proxy: ProviderProxy, payments: Payments
-) -> None:
+def test_a_failed_request_never_reaches_the_provider(proxy, payments):
     fault = fail(429, headers={"Retry-After": "7"}, body=b"slow down")
     proxy.inject(fault)
     answer = pay(proxy, "a")
@@ -137,7 +131,7 @@ def test_a_failed_request_never_reaches_the_provider(
     assert (exchange.forwarded, exchange.status, exchange.fault) == (False, 429, fault)
 
 
-def test_a_dropped_answer_was_processed(proxy: ProviderProxy, payments: Payments) -> None:
+def test_a_dropped_answer_was_processed(proxy, payments):
     proxy.inject(drop_answer())
     with pytest.raises(requests.ConnectionError):
         pay(proxy, "a")
@@ -147,9 +141,7 @@ def test_a_dropped_answer_was_processed(proxy: ProviderProxy, payments: Payments
     assert (exchange.forwarded, exchange.status) == (True, None)
 
 
-def test_a_fault_is_for_chosen_requests_so_many_times_per_id(
-    proxy: ProviderProxy, payments: Payments
-) -> None:
+def test_a_fault_is_for_chosen_requests_so_many_times_per_id(proxy, payments):
     proxy.inject(fail(503, when=lambda request: request.json()["amount"] == 666, times=2, per=key))
 
     statuses = [
@@ -160,16 +152,12 @@ def test_a_fault_is_for_chosen_requests_so_many_times_per_id(
     assert statuses == [[503, 503, 201, 201], [503, 503, 201, 201], [201] * 4]
 
 
-def test_faults_follow_one_another(proxy: ProviderProxy) -> None:
+def test_faults_follow_one_another(proxy):
     proxy.inject(fail(500, times=1), fail(429, times=1))
     assert [pay(proxy, "a").status_code for _ in range(3)] == [500, 429, 201]
 
 
-def test_a_provider_over_tls_is_reached_if_it_is_trusted(
-    provider_proxy: Callable[[str], ProviderProxy],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_provider_over_tls_is_reached_if_it_is_trusted(provider_proxy, tmp_path, monkeypatch):
     authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -182,12 +170,12 @@ def test_a_provider_over_tls_is_reached_if_it_is_trusted(
         assert provider.seen == 1
 
 
-def test_a_predicate_may_look_at_what_has_happened(proxy: ProviderProxy) -> None:
+def test_a_predicate_may_look_at_what_has_happened(proxy):
     proxy.inject(fail(when=lambda request: len(proxy.exchanges) == 1))
     assert [pay(proxy, "a").status_code for _ in range(3)] == [201, 503, 201]
 
 
-def test_bodies_and_headers_are_not_in_a_repr(proxy: ProviderProxy) -> None:
+def test_bodies_and_headers_are_not_in_a_repr(proxy):
     pay(proxy, "secret-key", 4711)
     assert "secret-key" not in repr(proxy.exchanges)
     assert "4711" not in repr(proxy.exchanges)
@@ -203,18 +191,16 @@ def test_bodies_and_headers_are_not_in_a_repr(proxy: ProviderProxy) -> None:
         ),
     },
 )
-def test_nonsense_is_refused_by_name(make: Callable[[], object], message: str) -> None:
+def test_nonsense_is_refused_by_name(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_the_example_of_the_documentation_works(
-    provider_proxy: Any, sqs_celery_app: Celery, sqs_worker: Any
-) -> None:
+def test_the_example_of_the_documentation_works(provider_proxy, sqs_celery_app, sqs_worker):
     """Its blocks run with the other pages; the test in it needs fixtures, and runs here."""
     page = Path(__file__).parents[2] / "docs" / "testing.md"
     *blocks, last = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    names: dict[str, Any] = {}
+    names = {}
     for block in blocks:
         exec(block, names)
     test = names["test_a_payment_whose_answer_is_lost_is_charged_once"]
@@ -222,9 +208,7 @@ def test_the_example_of_the_documentation_works(
     exec(last, names)
 
 
-def test_a_provider_that_acted_and_did_not_answer_was_forwarded_to(
-    provider_proxy: Callable[[str], ProviderProxy],
-) -> None:
+def test_a_provider_that_acted_and_did_not_answer_was_forwarded_to(provider_proxy):
     with http_faults() as provider:
         provider.behave = close
         proxy = provider_proxy(provider.url)

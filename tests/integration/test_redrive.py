@@ -1,15 +1,10 @@
 """A redrive of real queues: where messages go, which, how fast, and what they keep."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from botocore.config import Config
@@ -22,23 +17,19 @@ from celery_sqs_backoff.redrive import (
     queues,
 )
 from celery_sqs_backoff.sqs import clients, find_queue
-from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
-from tests.support.fault_proxy import FaultProxy
+from celery_sqs_backoff.testing import local_sqs_settings
 from tests.unit.test_docs import iam_action, shown_actions
 
 from .redrive_stage import RedriveStage, record, task
 
-if TYPE_CHECKING:
-    from mypy_boto3_sqs.client import SQSClient
-
 
 @pytest.fixture
-def stage(sqs: SQSClient, proxy: FaultProxy, queue: LocalQueue) -> RedriveStage:
+def stage(sqs, proxy, queue):
     return RedriveStage(sqs, proxy.endpoint, queue)
 
 
 @pytest.fixture
-def fifo(sqs: SQSClient, proxy: FaultProxy, make_queue: Callable[..., LocalQueue]) -> RedriveStage:
+def fifo(sqs, proxy, make_queue):
     return RedriveStage(sqs, proxy.endpoint, make_queue(fifo=True))
 
 
@@ -221,11 +212,11 @@ def test_fifo_takes_no_spread(fifo):
 # Archive
 
 
-def test_an_archive_is_on_the_disk_before_anything_is_deleted(stage, tmp_path: Path, proxy):
+def test_an_archive_is_on_the_disk_before_anything_is_deleted(stage, tmp_path, proxy):
     archive, seen = tmp_path / "a.jsonl", []
     stage.fill_numbered(30)
 
-    def look(event: object) -> None:
+    def look(event):
         if type(event).__name__ == "Deleted":
             lines = {json.loads(x)["MessageId"] for x in archive.read_text().splitlines()}
             seen.append(set(event.ids) <= lines)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery import Celery, chain, chord
+from celery import chain, chord
 
 from celery_sqs_backoff import NonRetryable, SQSBackoffTask, redrive
 from celery_sqs_backoff.redrive import peek
@@ -15,23 +14,23 @@ from tests.support.processes import eventually
 
 
 @pytest.fixture
-def canvas(sqs_celery_app: Celery) -> dict[str, Any]:
+def canvas(sqs_celery_app):
     """Tasks of which one fails until it is repaired."""
-    state: dict[str, Any] = {"broken": True, "ran": []}
+    state = {"broken": True, "ran": []}
 
     @sqs_celery_app.task(base=SQSBackoffTask, name="canvas.first")
-    def first() -> int:
+    def first():
         if state["broken"]:
             raise NonRetryable("not yet", not_processed=True)
         state["ran"].append("first")
         return 1
 
     @sqs_celery_app.task(base=SQSBackoffTask, name="canvas.other")
-    def other() -> int:
+    def other():
         return 2
 
     @sqs_celery_app.task(base=SQSBackoffTask, name="canvas.then")
-    def then(value: Any) -> None:
+    def then(value):
         state["ran"].append(("then", value))
 
     return state | {"state": state, "first": first, "other": other, "then": then}
@@ -43,12 +42,8 @@ def depth(client: Any, queue: LocalQueue) -> int:
 
 
 def test_a_chain_goes_on_after_the_task_that_is_replayed(
-    sqs_celery_app: Celery,
-    sqs_worker: Callable[..., Any],
-    sqs_queue: LocalQueue,
-    sqs_client: Any,
-    canvas: dict[str, Any],
-) -> None:
+    sqs_celery_app, sqs_worker, sqs_queue, sqs_client, canvas
+):
     with sqs_worker():
         chain(canvas["first"].s(), canvas["then"].s()).delay()
         eventually(lambda: depth(sqs_client, sqs_queue.dlq) == 1, timeout=20)
@@ -58,12 +53,8 @@ def test_a_chain_goes_on_after_the_task_that_is_replayed(
 
 
 def test_a_chord_that_has_failed_stays_failed(
-    sqs_celery_app: Celery,
-    sqs_worker: Callable[..., Any],
-    sqs_queue: LocalQueue,
-    sqs_client: Any,
-    canvas: dict[str, Any],
-) -> None:
+    sqs_celery_app, sqs_worker, sqs_queue, sqs_client, canvas
+):
     with sqs_worker():
         result = chord([canvas["first"].s(), canvas["other"].s()])(canvas["then"].s())
         eventually(lambda: depth(sqs_client, sqs_queue.dlq) == 1, timeout=20)

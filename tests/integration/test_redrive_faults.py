@@ -1,57 +1,47 @@
 """Nothing is lost, and nothing is sent twice unsaid, whatever SQS answers."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery import Celery
 
 from celery_sqs_backoff import redrive
 from celery_sqs_backoff.redrive import Ended, RedriveUnreachable
 from celery_sqs_backoff.redrive import run as run_module
-from celery_sqs_backoff.testing import LocalQueue
 from tests.support.differences import RACES_WITH_ITSELF, differs
 from tests.support.fault_proxy import (
-    FaultProxy,
     http_error,
 )
 
 from .redrive_stage import RedriveStage
 
-if TYPE_CHECKING:
-    from mypy_boto3_sqs.client import SQSClient
-
 SEND, DELETE, RECEIVE = "SendMessageBatch", "DeleteMessageBatch", "ReceiveMessage"
 
 
 @pytest.fixture(autouse=True)
-def as_many_threads_as_the_server_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_many_threads_as_the_server_stands(monkeypatch):
     if differs(RACES_WITH_ITSELF):
         monkeypatch.setattr(run_module, "MAX_THREADS", 1)
 
 
 @pytest.fixture
-def stage(sqs: SQSClient, proxy: FaultProxy, queue: LocalQueue) -> RedriveStage:
+def stage(sqs, proxy, queue):
     return RedriveStage(sqs, proxy.endpoint, queue)
 
 
 @pytest.fixture
-def app(stage: RedriveStage) -> Celery:
+def app(stage):
     return stage.app
 
 
 @pytest.fixture
-def fill(stage: RedriveStage) -> Callable[[int], list[str]]:
+def fill(stage):
     """Put numbered messages on the dead-letter queue."""
     return stage.fill_numbered
 
 
 @pytest.fixture
-def drain(stage: RedriveStage) -> Callable[[LocalQueue], Counter[str]]:
+def drain(stage):
     """Take all visible messages off a queue; how often each body was there."""
     return stage.bodies
 
@@ -68,7 +58,7 @@ def test_every_message_moves_once_for_three_tenths_of_a_call(app, queue, fill, d
 
 def test_two_redrives_at_once_send_each_message_once(app, queue, fill, drain):
     bodies = fill(300)
-    reports: list[Any] = []
+    reports = []
     threads = [
         threading.Thread(target=lambda: reports.append(redrive(app, queue.dlq.name)))
         for _ in range(2)

@@ -1,10 +1,5 @@
 """Steps and locks keep out of open transactions, on a real database."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from celery import Celery
 
@@ -19,7 +14,7 @@ from .stores import postgresql_database, require
 
 
 @pytest.fixture(scope="module")
-def aliases() -> Iterator[tuple[str, str]]:
+def aliases():
     require("postgresql")
     with postgresql_database() as name:
         for alias in ("commits", "commits_too"):
@@ -29,21 +24,21 @@ def aliases() -> Iterator[tuple[str, str]]:
         project.close("commits_too")
 
 
-def test_a_step_is_refused_in_a_transaction(aliases: tuple[str, str]) -> None:
+def test_a_step_is_refused_in_a_transaction(aliases):
     """A rollback would take back what the step did, and not that it is recorded as done."""
     from django.db import transaction
 
     app = Celery("commits", broker="memory://", set_as_current=False)
     app.finalize()
     app.conf.update(task_always_eager=True, sqs_backoff={"store": MemoryStore()})
-    ran: list[Any] = []
+    ran = []
 
     @app.task(shared=False, base=SQSBackoffTask, name="ran")
-    def note(*args: Any) -> None:
+    def note(*args):
         ran.append(args[0])
 
     @app.task(shared=False, base=SQSBackoffTask, bind=True, name="workflow")
-    def workflow(task: Any) -> None: ...
+    def workflow(task): ...
 
     with (
         transaction.atomic(using=aliases[0]),
@@ -55,9 +50,7 @@ def test_a_step_is_refused_in_a_transaction(aliases: tuple[str, str]) -> None:
     assert ran == ["confirmed"]
 
 
-def test_with_autocommit_off_steps_are_refused(
-    aliases: tuple[str, str],
-) -> None:
+def test_with_autocommit_off_steps_are_refused(aliases):
     """A transaction is as good as always open then."""
     from django.db import transaction
 
@@ -70,7 +63,7 @@ def test_with_autocommit_off_steps_are_refused(
         transaction.set_autocommit(True, using=aliases[0])
 
 
-def test_the_transaction_of_a_django_test_case_does_not_count(aliases: tuple[str, str]) -> None:
+def test_the_transaction_of_a_django_test_case_does_not_count(aliases):
     from django.db import transaction
 
     around = transaction.atomic(using=aliases[0])
@@ -81,9 +74,7 @@ def test_the_transaction_of_a_django_test_case_does_not_count(aliases: tuple[str
             refuse_open_transaction("A step", why="")
 
 
-def test_a_lock_does_not_end_before_the_transaction_that_it_was_taken_in(
-    aliases: tuple[str, str],
-) -> None:
+def test_a_lock_does_not_end_before_the_transaction_that_it_was_taken_in(aliases):
     """``@transaction.atomic`` on a task: the next holder read the balance of before the commit."""
     from django.db import connections, transaction
 
@@ -92,21 +83,21 @@ def test_a_lock_does_not_end_before_the_transaction_that_it_was_taken_in(
     app = Celery("commits", broker="memory://", set_as_current=False)
     app.finalize()
     app.conf.update(task_always_eager=True, sqs_backoff={"store": store, "secret": "one"})
-    paid: list[str] = []
+    paid = []
 
-    def withdraw(account: str) -> None:
+    def withdraw(account):
         with connections[aliases[0]].cursor() as cursor:
             cursor.execute("SELECT 100")
         paid.append(account)
 
     @app.task(shared=False, base=WorkflowTask, bind=True, name="outside")
     @transaction.atomic(using=aliases[0])
-    def outside(self: Any, way: str) -> None:
+    def outside(self, way):
         with getattr(self, way)("account:7"):
             withdraw("outside")
 
     @app.task(shared=False, base=WorkflowTask, bind=True, name="inside")
-    def inside(self: Any, way: str) -> None:
+    def inside(self, way):
         with getattr(self, way)("account:7"), transaction.atomic(using=aliases[0]):
             withdraw("inside")
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from io import StringIO
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -29,7 +27,7 @@ from celery_sqs_backoff.contrib.django import checks  # noqa: E402
 
 
 @pytest.fixture
-def alias(tmp_path: Path) -> Iterator[str]:
+def alias(tmp_path):
     name = f"checked_{uuid4().hex[:8]}"  # a connection keeps the settings of its first use
     project.add_database(name, project.sqlite(tmp_path / "records.sqlite3"))
     yield name
@@ -37,7 +35,7 @@ def alias(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def app() -> Iterator[Celery]:
+def app():
     before = _state._tls.current_app
     app = Celery("checked", broker="memory://", set_as_current=False)
     app.finalize()
@@ -67,9 +65,7 @@ def ids(check: Any) -> list[str]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_store_that_cannot_work_is_an_error_by_name(
-    app: Celery, settings: dict[str, Any], why: str
-) -> None:
+def test_a_store_that_cannot_work_is_an_error_by_name(app, settings, why):
     app.conf.sqs_backoff = settings
     [error] = of_store(checks.check_app)
     assert error.id == "celery_sqs_backoff.E023"
@@ -78,9 +74,7 @@ def test_a_store_that_cannot_work_is_an_error_by_name(
     assert of_store(checks.check_deployment) == [], "it is said once"
 
 
-def test_a_store_whose_library_is_missing_here_stops_no_migration(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_whose_library_is_missing_here_stops_no_migration(app, monkeypatch):
     """``migrate`` runs the checks, in an image that has not all that workers have."""
     monkeypatch.setitem(sys.modules, "redis", None)
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:1/9"}  # of which no store is open yet
@@ -90,9 +84,7 @@ def test_a_store_whose_library_is_missing_here_stops_no_migration(
     assert "redis is not installed" in error.msg
 
 
-def test_an_app_that_is_not_installed_is_an_error(
-    app: Celery, alias: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_app_that_is_not_installed_is_an_error(app, alias, monkeypatch):
     from django.apps import apps
 
     monkeypatch.setattr(apps, "is_installed", lambda name: False)
@@ -101,9 +93,7 @@ def test_an_app_that_is_not_installed_is_an_error(
     assert "INSTALLED_APPS" in error.msg
 
 
-def test_the_check_at_a_workers_start_leaves_no_connection_to_its_processes(
-    app: Celery, alias: str
-) -> None:
+def test_the_check_at_a_workers_start_leaves_no_connection_to_its_processes(app, alias):
     """Forked with it, they read each other's answers: locks were lost, and records rejected."""
     from django.db import connections
 
@@ -119,9 +109,7 @@ def test_the_check_at_a_workers_start_leaves_no_connection_to_its_processes(
     assert connections[alias].connection is None
 
 
-def test_a_store_that_does_not_answer_or_has_no_table_is_an_error_with_deploy(
-    app: Celery, alias: str
-) -> None:
+def test_a_store_that_does_not_answer_or_has_no_table_is_an_error_with_deploy(app, alias):
     app.conf.sqs_backoff = {"store": f"django://{alias}"}
     assert ids(checks.check_app) == []
     [error] = of_store(checks.check_deployment)
@@ -135,9 +123,7 @@ def test_a_store_that_does_not_answer_or_has_no_table_is_an_error_with_deploy(
     assert "hunter2" not in error.msg
 
 
-def test_a_shared_store_without_signatures_is_warned_of_with_deploy(
-    app: Celery, alias: str
-) -> None:
+def test_a_shared_store_without_signatures_is_warned_of_with_deploy(app, alias):
     """A project without a SECRET_KEY, and without a secret of ours."""
     from django.test import override_settings
 
@@ -150,7 +136,7 @@ def test_a_shared_store_without_signatures_is_warned_of_with_deploy(
         assert ids(checks.check_deployment) == []
 
 
-def test_keys_in_bytes_sign_and_an_empty_one_verifies_nothing(app: Celery, alias: str) -> None:
+def test_keys_in_bytes_sign_and_an_empty_one_verifies_nothing(app, alias):
     """As Django takes them; the empty one is that of a variable which is not set."""
     from django.test import override_settings
 
@@ -168,7 +154,7 @@ def test_keys_in_bytes_sign_and_an_empty_one_verifies_nothing(app: Celery, alias
             records_of(app).get("guard", "2")
 
 
-def test_the_celery_command_reads_a_store_in_django(tmp_path: Path) -> None:
+def test_the_celery_command_reads_a_store_in_django(tmp_path):
     """Unlike a worker and ``manage.py``, it has not set Django up, whose secret signs records."""
     (tmp_path / "shop").mkdir()
     database = project.sqlite(tmp_path / "shop.sqlite3")
@@ -188,7 +174,7 @@ CELERY_SQS_BACKOFF = {{"store": "django"}}
     }.items():
         (tmp_path / "shop" / name).write_text(text)
 
-    def run(*arguments: str) -> str:
+    def run(*arguments):
         paths = [str(tmp_path), *sys.path]
         env = os.environ | {
             "PYTHONPATH": os.pathsep.join(paths),
@@ -210,7 +196,7 @@ CELERY_SQS_BACKOFF = {{"store": "django"}}
     assert shown.split() == ["lock", "held", "order:7"]
 
 
-def test_what_has_ended_is_removed_from_the_stores_database(app: Celery, alias: str) -> None:
+def test_what_has_ended_is_removed_from_the_stores_database(app, alias):
     """Not from the default one, which would say "0 removed" every night."""
     from django.core.management import CommandError, call_command
     from django.db import connections

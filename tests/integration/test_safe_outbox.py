@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ class Broker:
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def database(tmp_path_factory):
     with default_database(project.sqlite(tmp_path_factory.mktemp("outbox") / "outbox.sqlite3")):
         yield
 
@@ -76,12 +75,12 @@ def app_with(send: Callable[..., Any]) -> Celery:
 
 
 @pytest.fixture
-def broker() -> Broker:
+def broker():
     return Broker()
 
 
 @pytest.fixture
-def mail(database: None, broker: Broker) -> Any:
+def mail(database, broker):
     from celery_sqs_backoff.contrib.django.models import OutboxCall
 
     OutboxCall.objects.all().delete()
@@ -115,7 +114,7 @@ def write(mail: Any, broker: Broker, *calls: int) -> None:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_w4_it_is_sent_after_the_commit(mail: Any, broker: Broker, durable: bool) -> None:
+def test_w4_it_is_sent_after_the_commit(mail, broker, durable):
     """It leaves no row behind."""
     from django.db import transaction
 
@@ -130,7 +129,7 @@ def test_w4_it_is_sent_after_the_commit(mail: Any, broker: Broker, durable: bool
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_nothing_is_sent_after_a_rollback(mail: Any, broker: Broker, durable: bool) -> None:
+def test_nothing_is_sent_after_a_rollback(mail, broker, durable):
     from django.db import transaction
 
     with transaction.atomic():
@@ -140,20 +139,18 @@ def test_nothing_is_sent_after_a_rollback(mail: Any, broker: Broker, durable: bo
     assert (send_left_calls(mail.app), broker.sent, left()) == ((0, 0), [], 0)
 
 
-def test_a_call_that_was_left_is_sent_once(mail: Any, broker: Broker) -> None:
+def test_a_call_that_was_left_is_sent_once(mail, broker):
     write(mail, broker, 7)
     assert [send_left_calls(mail.app) for _ in range(2)] == [(1, 0), (0, 0)]
     assert [args for _, args, _ in broker.sent] == [(7,)]
     assert left() == 0
 
 
-def test_a_call_that_was_not_deleted_is_sent_under_the_same_id(
-    mail: Any, broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_call_that_was_not_deleted_is_sent_under_the_same_id(mail, broker, caplog):
     """The caller does not fail, because its data is committed."""
     from django.db import DatabaseError, connection
 
-    def refuse(execute: Any, sql: str, *arguments: Any) -> Any:
+    def refuse(execute, sql, *arguments):
         if sql.startswith("DELETE"):
             raise DatabaseError("password=hunter2")
         return execute(sql, *arguments)
@@ -167,15 +164,15 @@ def test_a_call_that_was_not_deleted_is_sent_under_the_same_id(
     assert broker.sent[0] == broker.sent[1]
 
 
-def test_of_two_senders_one_sends(mail: Any, broker: Broker) -> None:
+def test_of_two_senders_one_sends(mail, broker):
     """Also where the other one has listed the call before it was claimed."""
     from celery_sqs_backoff.contrib.django.models import OutboxCall
 
     write(mail, broker, 7)
     (listed,) = OutboxCall.objects.values_list("pk", "claims")
-    others: list[object] = []
+    others = []
 
-    def send_while_others_send(_: Any, *args: Any, **options: Any) -> None:
+    def send_while_others_send(_, *args, **options):
         others.append(send_left_calls(mail.app))
         others.append(outbox._send(mail.app, OutboxCall.objects, *listed))
         broker.send(*args, **options)
@@ -185,7 +182,7 @@ def test_of_two_senders_one_sends(mail: Any, broker: Broker) -> None:
     assert (others, len(broker.sent)) == ([(0, 0), None], 1)
 
 
-def test_a_transaction_longer_than_its_claim_sends_once(mail: Any, broker: Broker) -> None:
+def test_a_transaction_longer_than_its_claim_sends_once(mail, broker):
     from django.db import transaction
 
     with transaction.atomic():
@@ -195,14 +192,12 @@ def test_a_transaction_longer_than_its_claim_sends_once(mail: Any, broker: Broke
     assert (len(broker.sent), left()) == (1, 0)
 
 
-def test_a_call_that_cannot_be_sent_holds_up_no_other(
-    mail: Any, broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_call_that_cannot_be_sent_holds_up_no_other(mail, broker, caplog):
     """A release has changed its arguments, say. It goes to the end of the line."""
     write(mail, broker, *[0] * 12, 7)
     send = type(mail).apply_async
 
-    def refuse(_: Any, args: Any, kwargs: Any, **options: Any) -> None:
+    def refuse(_, args, kwargs, **options):
         if args == [0]:
             raise TypeError("hunter2")
         broker.send(args, kwargs, **options)
@@ -220,22 +215,20 @@ def test_a_call_that_cannot_be_sent_holds_up_no_other(
     [object(), {"__type__": "uuid", "__value__": "x"}],
     ids=["an object", "a dict that kombu reads as its own"],
 )
-def test_arguments_must_be_json(mail: Any, order: object) -> None:
+def test_arguments_must_be_json(mail, order):
     with pytest.raises(TypeError, match="JSON"):
         mail.delay_on_commit(order, durable=True)
     assert left() == 0
 
 
-def test_arguments_must_be_the_tasks(mail: Any) -> None:
+def test_arguments_must_be_the_tasks(mail):
     """After the commit nobody would hear of it."""
     with pytest.raises(TypeError):
         mail.delay_on_commit(7, customr=8, durable=True)
     assert left() == 0
 
 
-def test_a_transaction_on_another_database_is_refused(
-    mail: Any, broker: Broker, tmp_path: Path
-) -> None:
+def test_a_transaction_on_another_database_is_refused(mail, broker, tmp_path):
     """Its rollback would not take the call back."""
     from celery.exceptions import ImproperlyConfigured
     from django.db import transaction
@@ -252,7 +245,7 @@ def test_a_transaction_on_another_database_is_refused(
         project.close("orders")
 
 
-def test_expires_counts_from_the_call(mail: Any, broker: Broker) -> None:
+def test_expires_counts_from_the_call(mail, broker):
     from django.db import transaction
 
     broker.is_down = True
@@ -266,18 +259,18 @@ def test_expires_counts_from_the_call(mail: Any, broker: Broker) -> None:
     assert timedelta(0) <= late < timedelta(seconds=30)
 
 
-def test_a_sender_without_the_task_sends_it_as_the_task_says(mail: Any, broker: Broker) -> None:
+def test_a_sender_without_the_task_sends_it_as_the_task_says(mail, broker):
     """Else it would go to the default queue, where no worker knows it."""
     mail.queue, mail.priority = "mails", 3
     write(mail, broker, 7)
-    sent: list[dict[str, Any]] = []
+    sent = []
     other = Celery("other", broker="memory://", set_as_current=False)
     other.send_task = lambda name, args, kwargs, **options: sent.append(options)
     assert send_left_calls(other) == (1, 0)
     assert (sent[0]["queue"], sent[0]["priority"]) == ("mails", 3)
 
 
-def test_in_a_transaction_nothing_is_sent(mail: Any, broker: Broker) -> None:
+def test_in_a_transaction_nothing_is_sent(mail, broker):
     """A rollback would bring back the rows of calls that were sent."""
     from django.db import transaction
 
@@ -287,7 +280,7 @@ def test_in_a_transaction_nothing_is_sent(mail: Any, broker: Broker) -> None:
     assert (broker.sent, left()) == ([], 1)
 
 
-def test_the_command_sends_what_is_left(mail: Any, broker: Broker) -> None:
+def test_the_command_sends_what_is_left(mail, broker):
     """It exits with an error if a call could not be sent. Beat can send the rest as well."""
     from django.core.management import CommandError, call_command
 

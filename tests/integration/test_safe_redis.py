@@ -27,7 +27,7 @@ from tests.support.processes import free_port
 from tests.support.redis_server import redis_server
 
 
-def test_after_a_failover_redis_is_asked_where_its_address_leads_now(tmp_path: Path) -> None:
+def test_after_a_failover_redis_is_asked_where_its_address_leads_now(tmp_path):
     """The old server is a replica, keeps its connections, and would refuse all writes for good."""
     with redis_server(tmp_path / "old") as old, redis_server(tmp_path / "new") as new:
         address = tmp_path / "address"
@@ -41,9 +41,7 @@ def test_after_a_failover_redis_is_asked_where_its_address_leads_now(tmp_path: P
         assert redis.Redis(unix_socket_path=str(new)).dbsize() == 1
 
 
-def test_a_connection_that_is_gone_after_a_long_step_does_not_lose_its_record(
-    tmp_path: Path,
-) -> None:
+def test_a_connection_that_is_gone_after_a_long_step_does_not_lose_its_record(tmp_path):
     """As a NAT gateway or load balancer has forgotten it: the next packet gets a reset."""
     with redis_server(tmp_path / "redis") as socket, _forgetful_gateway(socket) as gateway:
         store = open_store(f"redis://127.0.0.1:{gateway.port}/0")
@@ -65,8 +63,8 @@ def test_a_connection_that_is_gone_after_a_long_step_does_not_lose_its_record(
     ids=lambda value: " ".join(value[1::2]) if isinstance(value, tuple) else "",
 )
 def test_a_server_that_drops_records_is_named_at_the_start_and_by_the_doctor(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: tuple[str, ...], is_named: bool
-) -> None:
+    tmp_path, caplog, options, is_named
+):
     app = Celery("evicts", broker="memory://", set_as_current=False)
     with redis_server(tmp_path / "redis", *options) as socket:
         app.conf.sqs_backoff = {"store": f"unix://{socket}", "secret": "secret"}
@@ -78,7 +76,7 @@ def test_a_server_that_drops_records_is_named_at_the_start_and_by_the_doctor(
     assert all(options[3] in text for text in (*said, *(finding.evidence for finding in found)))
 
 
-def test_a_server_that_may_not_be_asked_is_not_named(tmp_path: Path) -> None:
+def test_a_server_that_may_not_be_asked_is_not_named(tmp_path):
     app = Celery("unknown", broker="memory://", set_as_current=False)
     options = ("--maxmemory", "5mb", "--maxmemory-policy", "allkeys-lru")
     with redis_server(tmp_path / "redis", *options) as socket:
@@ -95,9 +93,7 @@ _RIGHTS = (
 
 
 @pytest.mark.parametrize("denied", ["", "-evalsha", "-@scripting", "-del", "-set", "resetkeys"])
-def test_a_user_who_may_not_do_what_runs_do_is_refused_at_the_start(
-    tmp_path: Path, denied: str
-) -> None:
+def test_a_user_who_may_not_do_what_runs_do_is_refused_at_the_start(tmp_path, denied):
     app = Celery("limited", broker="memory://", set_as_current=False)
     with redis_server(tmp_path / "redis") as socket:
         server = redis.Redis(unix_socket_path=str(socket))
@@ -113,7 +109,7 @@ def test_a_user_who_may_not_do_what_runs_do_is_refused_at_the_start(
         assert slots.take([0]).workers == 1
 
 
-def test_a_full_server_refuses_new_records_and_keeps_the_old(tmp_path: Path) -> None:
+def test_a_full_server_refuses_new_records_and_keeps_the_old(tmp_path):
     with redis_server(tmp_path / "redis", "--maxmemory", "3mb") as socket:
         store = open_store(f"unix://{socket}")
         assert store.add("old", "value", 60) is None
@@ -126,14 +122,14 @@ def test_a_full_server_refuses_new_records_and_keeps_the_old(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("why", ["full", "replica"])
-def test_a_server_that_only_answers_reads_is_away(tmp_path: Path, why: str) -> None:
+def test_a_server_that_only_answers_reads_is_away(tmp_path, why):
     """A guarded task is retried, and does not run; a worker starts."""
     app = Celery("refuses", broker="memory://", set_as_current=False)
     app.finalize()
     app.conf.sqs_backoff = {"store": f"unix://{tmp_path}/redis/redis.sock", "secret": "secret"}
 
     @app.task(shared=False, base=SQSBackoffTask, name="pay", guard=Guard(key="all", window=60))
-    def pay() -> None:
+    def pay():
         pytest.fail("it has run")
 
     with redis_server(tmp_path / "redis") as socket:
@@ -203,7 +199,7 @@ def _refuse_writes(server: redis.Redis, why: str) -> None:
         server.set("filler", "x")
 
 
-def test_a_record_that_is_not_text_is_rejected(tmp_path: Path) -> None:
+def test_a_record_that_is_not_text_is_rejected(tmp_path):
     """Whoever can write to Redis can write anything."""
     with redis_server(tmp_path / "redis") as socket:
         store = open_store(f"unix://{socket}")

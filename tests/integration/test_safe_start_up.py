@@ -1,11 +1,8 @@
 """A real worker whose store is wrong ends at its start, and says in a line what to do."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from tests.support.cases import cases
 from tests.support.processes import free_port
@@ -33,7 +30,7 @@ def mail(): ...
         "no such user": ("redis://u:hunter2@127.0.0.1:6379/0", "solo", "rights"),
     },
 )
-def test_a_worker_refuses_a_wrong_store(tmp_path: Path, store: str, pool: str, why: str) -> None:
+def test_a_worker_refuses_a_wrong_store(tmp_path, store, pool, why):
     (tmp_path / "refused.py").write_text(MODULE)
     env = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
     env |= {

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -50,11 +49,11 @@ class Bank:
 
 
 @pytest.fixture
-def bank_url() -> Iterator[str]:
+def bank_url():
     bank = Bank()
 
-    def behave(handler: Any) -> None:
-        found: Any = bank.of(handler.path[1:])
+    def behave(handler):
+        found = bank.of(handler.path[1:])
         if handler.command == "POST":
             key, body = handler.headers["Idempotency-Key"], json.loads(handler.body)
             found = bank.ask(handler.path[1:], key, body)
@@ -80,7 +79,7 @@ def run(bank_url: str, customer: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
-def test_w1_a_killed_workflow_is_finished_by_its_next_run(bank_url: str) -> None:
+def test_w1_a_killed_workflow_is_finished_by_its_next_run(bank_url):
     """One account, each funding released once, each release in the books."""
     runs = run(bank_url, "killed")
     assert len(runs) > 20
@@ -91,7 +90,7 @@ def test_w1_a_killed_workflow_is_finished_by_its_next_run(bank_url: str) -> None
         assert one["entries"] == ["posted", "posted"], one
 
 
-def test_w2_a_refused_funding_takes_back_what_was_released(bank_url: str) -> None:
+def test_w2_a_refused_funding_takes_back_what_was_released(bank_url):
     """Also where the process was killed while it was taken back."""
     for one in run(bank_url, "refused"):
         assert one["bank"] == [["account", ""], ["release", "100.00"], ["return", ""]], one

@@ -1,22 +1,18 @@
 """``celery sqs-simulate``: options, output and exit codes."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from celery import Celery
 from celery.bin.celery import celery
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from celery_sqs_backoff import FullJitter, SQSBackoffTask
 from celery_sqs_backoff.commands.exit_codes import DONE, USAGE
 
 
 @pytest.fixture
-def app() -> Iterator[Celery]:
+def app():
     made = Celery("simulated", broker="sqs://", set_as_current=False)
     made.conf.sqs_backoff = {"retry_for": 7200.0}
 
@@ -27,25 +23,25 @@ def app() -> Iterator[Celery]:
         backoff=FullJitter(cap=60),
         retry_for=600,
     )
-    def send() -> None: ...
+    def send(): ...
 
     @made.task(name="mails.plain", shared=False)
-    def plain() -> None: ...
+    def plain(): ...
 
     yield made
     made.close()
 
 
 @pytest.fixture
-def run(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    def run(*arguments: str) -> Result:
+def run(app, monkeypatch):
+    def run(*arguments):
         monkeypatch.setattr("celery.bin.celery.find_app", lambda name: app)
         return CliRunner().invoke(celery, ["-A", "shop", "sqs-simulate", *arguments])
 
     return run
 
 
-def test_strategies_side_by_side(run: Callable[..., Result]) -> None:
+def test_strategies_side_by_side(run):
     """The policy alone and with a provider; progress goes to stderr."""
     result = run("--outage", "10m")
     assert result.exit_code == DONE
@@ -56,14 +52,14 @@ def test_strategies_side_by_side(run: Callable[..., Result]) -> None:
     assert "simulating" not in result.stdout
 
 
-def test_json_is_on_stdout_alone(run: Callable[..., Result]) -> None:
+def test_json_is_on_stdout_alone(run):
     result = run("--outage", "5m", "--messages", "2/s", "--json", "--seed", "3")
     shown = json.loads(result.stdout)["results"]
     assert [figures["strategy"] for figures in shown] == ["full-jitter", "provider"]
     assert 500 < shown[0]["messages"] < 700
 
 
-def test_the_options_are_those_of_the_app_or_of_a_task(run: Callable[..., Result]) -> None:
+def test_the_options_are_those_of_the_app_or_of_a_task(run):
     """A task's retry_for of ten minutes does not survive an outage of twenty; the app's does."""
     arguments = ("--outage", "20m", "--json")
     app_wide, _ = json.loads(run(*arguments).stdout)["results"]
@@ -74,7 +70,7 @@ def test_the_options_are_those_of_the_app_or_of_a_task(run: Callable[..., Result
     assert set(few["dead"]) == {"the queue's maxReceiveCount is reached"}
 
 
-def test_a_picture(run: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_picture(run, tmp_path):
     """--plot writes the picture beside the table."""
     picture = tmp_path / "short.svg"
     result = run("--outage", "2m", "--plot", str(picture))
@@ -95,9 +91,7 @@ def test_a_picture(run: Callable[..., Result], tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_wrong_options_are_a_usage_error(
-    run: Callable[..., Result], arguments: list[str], words: str
-) -> None:
+def test_wrong_options_are_a_usage_error(run, arguments, words):
     result = run(*arguments)
     assert result.exit_code == USAGE
     assert words in result.stderr

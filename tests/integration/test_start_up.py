@@ -10,7 +10,7 @@ import pytest
 from celery import Celery, _state
 
 from celery_sqs_backoff import SQSBackoffTask
-from celery_sqs_backoff.testing import LocalQueueFactory, on_local_sqs, running_worker
+from celery_sqs_backoff.testing import on_local_sqs, running_worker
 from tests.support.processes import eventually
 
 CHECK_UP = "celery_sqs_backoff.worker.check_up"
@@ -21,7 +21,7 @@ def mail() -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_tasks_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_tasks_of_others(monkeypatch):
     """Celery defines tasks of all apps of this process on each new one; here but its own."""
     theirs = _state._on_app_finalizers
     builtin = {define for define in theirs if define.__module__ == "celery.app.builtins"}
@@ -29,18 +29,16 @@ def no_tasks_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_stripe(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_stripe(monkeypatch):
     """A worker that has imported it is told of its hidden retries; other tests have imported it."""
     monkeypatch.delitem(sys.modules, "stripe", raising=False)
 
 
 @pytest.fixture
-def said(sqs_server: str, sqs_queue_factory: LocalQueueFactory, caplog: pytest.LogCaptureFixture):
+def said(sqs_server, sqs_queue_factory, caplog):
     """Start a worker on a queue with these attributes, and return what it has said of it."""
 
-    def start(
-        queue: dict[str, object], *, ignore: dict[str, str] | None = None, **task_options: object
-    ) -> list[str]:
+    def start(queue, *, ignore=None, **task_options):
         app = Celery("start-up", set_as_current=False)
         made = sqs_queue_factory(**queue)
         ignored = {what.format(queue=made.name): why for what, why in (ignore or {}).items()}

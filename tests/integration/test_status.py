@@ -1,18 +1,14 @@
 """``celery sqs-status``: the numbers of the queues, and null for what nobody knows."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.config import Config
 from celery import Celery
 from celery.bin.celery import celery
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from kombu import Queue
 from kombu.transport.SQS import Channel
 
@@ -21,14 +17,11 @@ from celery_sqs_backoff.commands.exit_codes import DONE, UNREACHABLE, USAGE
 from celery_sqs_backoff.observe.board import QueueNow, WorkerNow
 from celery_sqs_backoff.sqs import clients
 from celery_sqs_backoff.sqs.find_queue import connection_to_look
-from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
-
-if TYPE_CHECKING:
-    from mypy_boto3_sqs.client import SQSClient
+from celery_sqs_backoff.testing import local_sqs_settings
 
 
 @pytest.fixture
-def app(sqs_endpoint: str, queue: LocalQueue) -> Iterator[Celery]:
+def app(sqs_endpoint, queue):
     made = Celery("watched", set_as_current=False)
     made.conf.update(local_sqs_settings(sqs_endpoint, queue))
     yield made
@@ -36,15 +29,15 @@ def app(sqs_endpoint: str, queue: LocalQueue) -> Iterator[Celery]:
 
 
 @pytest.fixture
-def run(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    def run(*arguments: str) -> Result:
+def run(app, monkeypatch):
+    def run(*arguments):
         monkeypatch.setattr("celery.bin.celery.find_app", lambda name: app)
         return CliRunner().invoke(celery, ["-A", "shop", "sqs-status", *arguments])
 
     return run
 
 
-def test_an_empty_queue_is_known_whole(run: Callable[..., Result], queue: LocalQueue) -> None:
+def test_an_empty_queue_is_known_whole(run, queue):
     result = run("--json")
     assert result.exit_code == DONE
     assert json.loads(result.stdout) == {
@@ -64,9 +57,7 @@ def test_an_empty_queue_is_known_whole(run: Callable[..., Result], queue: LocalQ
     }
 
 
-def test_what_is_in_flight_may_run_or_wait(
-    run: Callable[..., Result], queue: LocalQueue, sqs: SQSClient
-) -> None:
+def test_what_is_in_flight_may_run_or_wait(run, queue, sqs):
     assert queue.dlq is not None
     for url, bodies in ((queue.url, 3), (queue.dlq.url, 2)):
         for _ in range(bodies):
@@ -81,15 +72,13 @@ def test_what_is_in_flight_may_run_or_wait(
     assert queue.name[:20] in shown.replace("\n", "")
 
 
-def test_a_store_of_each_process_is_one_that_is_set(
-    run: Callable[..., Result], app: Celery
-) -> None:
+def test_a_store_of_each_process_is_one_that_is_set(run, app):
     app.conf.sqs_backoff = {"store": "memory://"}
     assert "sqs_backoff['store'] is one that workers do not share" in run().stdout
     assert run("--json").stderr == ""
 
 
-def test_a_queue_that_cannot_be_read_is_named(run: Callable[..., Result], app: Celery) -> None:
+def test_a_queue_that_cannot_be_read_is_named(run, app):
     url = "http://127.0.0.1:1/123456789012/mails"
     app.conf.broker_transport_options = {
         **app.conf.broker_transport_options,
@@ -104,9 +93,7 @@ def test_a_queue_that_cannot_be_read_is_named(run: Callable[..., Result], app: C
     assert "hunter2" not in result.output
 
 
-def test_a_queue_that_does_not_exist_hides_no_other(
-    run: Callable[..., Result], app: Celery, queue: LocalQueue
-) -> None:
+def test_a_queue_that_does_not_exist_hides_no_other(run, app, queue):
     app.conf.task_queues = [Queue(queue.name), Queue("absent")]
     result = run("--json")
     assert result.exit_code == USAGE
@@ -121,9 +108,7 @@ def test_a_queue_that_does_not_exist_hides_no_other(
     assert "cannot read queue absent: QueueDoesNotExist" in result.stderr
 
 
-def test_the_queues_that_workers_name_on_their_command_line_are_shown(
-    run: Callable[..., Result], app: Celery, queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_queues_that_workers_name_on_their_command_line_are_shown(run, app, queue, monkeypatch):
     """Without task_queues an app knows its default queue alone, which nobody may consume."""
     app.conf.task_default_queue = "unused"
     told = WorkerNow(queues={queue.name: QueueNow(running=1)})
@@ -139,14 +124,12 @@ def test_the_queues_that_workers_name_on_their_command_line_are_shown(
     assert "not shown" not in run("-Q", "unused").stdout, "it is what was asked for"
 
 
-def test_queues_of_the_same_credentials_share_a_client(
-    run: Callable[..., Result], app: Celery, queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queues_of_the_same_credentials_share_a_client(run, app, queue, monkeypatch):
     """A client costs up to half a second of CPU: at night, 200 queues took two minutes."""
-    made: list[str] = []
+    made = []
     new_client = Channel.new_sqs_client
 
-    def new(channel: Channel, region: str, access_key_id: str, *secrets: Any) -> Any:
+    def new(channel, region, access_key_id, *secrets):
         made.append(access_key_id)
         return new_client(channel, region, access_key_id, *secrets)
 
@@ -166,9 +149,7 @@ def test_queues_of_the_same_credentials_share_a_client(
     assert sorted(made) == ["other", "testing"]
 
 
-def test_a_store_that_is_away_is_no_provider_that_is_well(
-    run: Callable[..., Result], app: Celery
-) -> None:
+def test_a_store_that_is_away_is_no_provider_that_is_well(run, app):
     """A script sees no provider that is down: it must see why."""
     assert run("--json").stderr == "", "no store: nothing is missing"
     app.conf.sqs_backoff = {"store": "redis://:hunter2@127.0.0.1:1/0", "secret": "s" * 32}
@@ -178,9 +159,7 @@ def test_a_store_that_is_away_is_no_provider_that_is_well(
     assert result.exit_code == DONE
 
 
-def test_an_sqs_that_does_not_answer_is_said_soon(
-    run: Callable[..., Result], app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_sqs_that_does_not_answer_is_said_soon(run, app, monkeypatch):
     """botocore's own patience is three minutes, for each queue."""
     patience = clients._SETTLING.merge(Config(connect_timeout=0.3, read_timeout=0.3))
     monkeypatch.setattr(clients, "_SETTLING", patience)
@@ -199,7 +178,7 @@ def test_an_sqs_that_does_not_answer_is_said_soon(
     assert "cannot read queue mails: ReadTimeoutError" in result.stderr
 
 
-def test_a_users_own_timeouts_have_precedence(app: Celery) -> None:
+def test_a_users_own_timeouts_have_precedence(app):
     app.conf.broker_transport_options = {"client-config": {"read_timeout": 77}}
     config = connection_to_look(app).transport_options["client-config"]
     assert (config["connect_timeout"], config["read_timeout"]) == (5, 77)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -14,52 +12,49 @@ import pytest
 
 from celery_sqs_backoff.safe import StoreInTransaction, StoreUnavailable
 from celery_sqs_backoff.safe.document import Document
-from celery_sqs_backoff.store.protocol import Store
 from celery_sqs_backoff.store.records import Records
 from celery_sqs_backoff.store.settings import open_store
 from tests.support.processes import eventually, free_port
 
 from .django_app import project
 from .store_peer import Peer, forked_peers
-from .stores import NAMES, SHARED, Served, served
+from .stores import NAMES, SHARED, served
 
 PEERS = 16
 RACES = 6
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def any_store(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
+def any_store(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp(request.param)
     with served(request.param, directory) as there:
         yield there
 
 
 @pytest.fixture
-def store(any_store: Served) -> Store:
+def store(any_store):
     return any_store.store
 
 
 @pytest.fixture
-def key(request: pytest.FixtureRequest) -> str:
+def key(request):
     return f"test:{request.node.name}"
 
 
-def test_the_first_to_add_a_record_wins(store: Store, key: str) -> None:
+def test_the_first_to_add_a_record_wins(store, key):
     assert store.add(key, "mine", 60) is None
     assert store.add(key, "theirs", 60) == "mine"
     assert store.get(key) == "mine"
 
 
-def test_there_is_no_record_that_nobody_has_added(store: Store, key: str) -> None:
+def test_there_is_no_record_that_nobody_has_added(store, key):
     assert store.get(key) is None
     assert not store.replace(key, "", "new", 60)
     assert not store.delete(key, "")
     assert store.get(key) is None
 
 
-def test_only_who_knows_the_value_replaces_it(store: Store, key: str) -> None:
+def test_only_who_knows_the_value_replaces_it(store, key):
     store.add(key, "a", 60)
     assert not store.replace(key, "b", "c", 60)
     assert store.get(key) == "a"
@@ -67,7 +62,7 @@ def test_only_who_knows_the_value_replaces_it(store: Store, key: str) -> None:
     assert store.get(key) == "c"
 
 
-def test_only_who_knows_the_value_deletes_it(store: Store, key: str) -> None:
+def test_only_who_knows_the_value_deletes_it(store, key):
     store.add(key, "a", 60)
     assert not store.delete(key, "b")
     assert store.get(key) == "a"
@@ -76,7 +71,7 @@ def test_only_who_knows_the_value_deletes_it(store: Store, key: str) -> None:
     assert store.add(key, "again", 60) is None
 
 
-def test_a_record_ends_for_all_four(store: Store, key: str) -> None:
+def test_a_record_ends_for_all_four(store, key):
     store.add(key, "old", 0.2)
     eventually(lambda: store.get(key) is None, timeout=5)
     assert not store.replace(key, "old", "new", 60)
@@ -85,13 +80,13 @@ def test_a_record_ends_for_all_four(store: Store, key: str) -> None:
     assert store.get(key) == "new"
 
 
-def test_replacing_gives_a_record_a_new_end(store: Store, key: str) -> None:
+def test_replacing_gives_a_record_a_new_end(store, key):
     store.add(key, "a", 60)
     assert store.replace(key, "a", "b", 0.2)
     eventually(lambda: store.get(key) is None, timeout=5)
 
 
-def test_a_short_record_lives_as_long_as_it_should(store: Store, key: str) -> None:
+def test_a_short_record_lives_as_long_as_it_should(store, key):
     """No rounding, and no time zone, may end it early."""
     started = time.monotonic()
     store.add(key, "a", 0.8)
@@ -99,7 +94,7 @@ def test_a_short_record_lives_as_long_as_it_should(store: Store, key: str) -> No
         assert store.get(key) == "a" or time.monotonic() - started > 0.7
 
 
-def test_replacing_can_keep_a_records_end(store: Store, key: str) -> None:
+def test_replacing_can_keep_a_records_end(store, key):
     store.add(key, "a", 1.5)
     assert store.replace(key, "a", "b", None)
     assert store.get(key) == "b"
@@ -107,7 +102,7 @@ def test_replacing_can_keep_a_records_end(store: Store, key: str) -> None:
     assert not store.replace(key, "b", "c", None)
 
 
-def test_replacing_a_value_by_itself_finds_it(store: Store, key: str) -> None:
+def test_replacing_a_value_by_itself_finds_it(store, key):
     """A lock is renewed so. MySQL counts the rows that it changed, not those that it found."""
     store.add(key, "a", 60)
     assert store.replace(key, "a", "a", None)
@@ -117,9 +112,7 @@ def test_replacing_a_value_by_itself_finds_it(store: Store, key: str) -> None:
 @pytest.mark.parametrize(
     ("one", "other"), [("cus_Nffr", "cus_nffr"), ("cafe", "café"), ("a", "a "), ("1", "01")]
 )
-def test_keys_and_values_that_are_nearly_the_same_are_not(
-    store: Store, key: str, one: str, other: str
-) -> None:
+def test_keys_and_values_that_are_nearly_the_same_are_not(store, key, one, other):
     """As MySQL's collations would have it: another customer's mail would be refused."""
     assert store.add(f"{key}{one}", one, 60) is None
     assert store.add(f"{key}{other}", other, 60) is None
@@ -130,7 +123,7 @@ def test_keys_and_values_that_are_nearly_the_same_are_not(
 
 
 @pytest.mark.parametrize("text", ["", "é\n\0"[:2], '{"a": "ü"}', "x" * 50_000])
-def test_values_are_kept_as_they_are(store: Store, key: str, text: str) -> None:
+def test_values_are_kept_as_they_are(store, key, text):
     store.add(key, text, 60)
     assert store.get(key) == text
     assert store.replace(key, text, text + "!", 60)
@@ -141,7 +134,7 @@ def test_values_are_kept_as_they_are(store: Store, key: str, text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def peers(any_store: Served) -> Iterator[list[Peer]]:
+def peers(any_store):
     if any_store.name not in SHARED:
         pytest.skip("not shared between processes")
     with any_store.peers(PEERS) as peers:
@@ -155,7 +148,7 @@ def _all(peers: list[Peer], function: str, *arguments: list[Any]) -> list[Any]:
     return [peer.answer() for peer in peers]
 
 
-def test_of_many_processes_one_adds(peers: list[Peer], key: str) -> None:
+def test_of_many_processes_one_adds(peers, key):
     for race in range(RACES):
         names = [f"peer {n}" for n in range(PEERS)]
         answers = _all(peers, "add", [f"{key}{race}"] * PEERS, names, [60] * PEERS)
@@ -163,9 +156,7 @@ def test_of_many_processes_one_adds(peers: list[Peer], key: str) -> None:
         assert set(answers) - {None} == {names[answers.index(None)]}
 
 
-def test_of_many_processes_one_takes_over_what_has_ended(
-    any_store: Served, peers: list[Peer], key: str
-) -> None:
+def test_of_many_processes_one_takes_over_what_has_ended(any_store, peers, key):
     for race in range(3):
         any_store.store.add(f"{key}{race}", "old", 0.05)
     eventually(lambda: any_store.store.get(f"{key}2") is None)
@@ -175,7 +166,7 @@ def test_of_many_processes_one_takes_over_what_has_ended(
         assert answers.count(None) == 1, answers
 
 
-def test_of_many_processes_one_replaces(any_store: Served, peers: list[Peer], key: str) -> None:
+def test_of_many_processes_one_replaces(any_store, peers, key):
     for race in range(RACES):
         any_store.store.add(f"{key}{race}", "old", 60)
         names = [f"peer {n}" for n in range(PEERS)]
@@ -186,9 +177,7 @@ def test_of_many_processes_one_replaces(any_store: Served, peers: list[Peer], ke
         assert any_store.store.get(f"{key}{race}") == names[answers.index(True)]
 
 
-def test_steps_that_many_processes_begin_at_once_are_all_listed(
-    any_store: Served, peers: list[Peer], key: str
-) -> None:
+def test_steps_that_many_processes_begin_at_once_are_all_listed(any_store, peers, key):
     """One that was not would not be taken back."""
     names = [f"step {n}" for n in range(PEERS)]
     assert _all(peers, "step", [key] * PEERS, names) == names
@@ -197,9 +186,7 @@ def test_steps_that_many_processes_begin_at_once_are_all_listed(
 
 
 @pytest.mark.parametrize("any_store", ["redis"], indirect=True)
-def test_of_many_processes_one_at_a_time_is_inside_exclusive(
-    peers: list[Peer], key: str, tmp_path: Path
-) -> None:
+def test_of_many_processes_one_at_a_time_is_inside_exclusive(peers, key, tmp_path):
     some = peers[:4]
     turns = _all(some, "take_turns", [key] * 4, [str(tmp_path / "inside")] * 4, [10] * 4)
     assert sum(turns) == 40, "turns in which no other process was inside"
@@ -207,9 +194,7 @@ def test_of_many_processes_one_at_a_time_is_inside_exclusive(
 
 @pytest.mark.parametrize("shift", [-3600, 3600])
 @pytest.mark.parametrize("any_store", ["postgresql", "redis"], indirect=True)
-def test_a_process_with_a_wrong_clock_ends_no_record_early(
-    store: Store, key: str, shift: int
-) -> None:
+def test_a_process_with_a_wrong_clock_ends_no_record_early(store, key, shift):
     """The server's clock decides. DynamoDB has none to ask: see below."""
     store.add(key, "held", 60)
     right = time.time
@@ -224,7 +209,7 @@ def test_a_process_with_a_wrong_clock_ends_no_record_early(
 # What is one store's own
 
 
-def test_dynamodb_allows_for_clocks_that_differ(tmp_path: Path) -> None:
+def test_dynamodb_allows_for_clocks_that_differ(tmp_path):
     """A worker whose clock is 4 s ahead does not take over a lease that has 3 s left."""
     with served("dynamodb", tmp_path) as there:
         url = there.url.replace("clock_skew_seconds=0", "clock_skew_seconds=5")
@@ -236,7 +221,7 @@ def test_dynamodb_allows_for_clocks_that_differ(tmp_path: Path) -> None:
             assert store.add("lease", "taken over", 3) is None
 
 
-def test_mariadb_sessions_in_two_time_zones_agree_when_a_record_ends(tmp_path: Path) -> None:
+def test_mariadb_sessions_in_two_time_zones_agree_when_a_record_ends(tmp_path):
     """Else a lease of one would be over an hour early, or late, for the other."""
     with served("mariadb", tmp_path) as there:
         database = there.database or {}
@@ -255,7 +240,7 @@ def test_mariadb_sessions_in_two_time_zones_agree_when_a_record_ends(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["sqlite", "postgresql"])
-def test_a_record_is_not_written_inside_a_transaction(name: str, tmp_path: Path) -> None:
+def test_a_record_is_not_written_inside_a_transaction(name, tmp_path):
     """It would go with a rollback. A connection of its own writes it for good."""
     from django.db import transaction
 
@@ -272,7 +257,7 @@ def test_a_record_is_not_written_inside_a_transaction(name: str, tmp_path: Path)
             assert there.store.get("key") == "value"
 
 
-def test_no_migration_is_missing(tmp_path: Path) -> None:
+def test_no_migration_is_missing(tmp_path):
     from django.core.management import call_command
 
     with served("sqlite", tmp_path):
@@ -290,9 +275,7 @@ def _away() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["redis", "django", "dynamodb"])
-def test_a_store_that_is_away_says_so_in_our_words(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_is_away_says_so_in_our_words(name, monkeypatch):
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(variable, "testing")
     store = open_store(_away()[name])
@@ -303,9 +286,7 @@ def test_a_store_that_is_away_says_so_in_our_words(
 
 
 @pytest.mark.parametrize("name", ["postgresql", "mariadb"])
-def test_a_step_that_outlives_its_connection_is_recorded_all_the_same(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_step_that_outlives_its_connection_is_recorded_all_the_same(name, tmp_path):
     """A proxy that closes idle connections, or a restart, while the step's function runs."""
     from django.db import connections
 
@@ -313,7 +294,7 @@ def test_a_step_that_outlives_its_connection_is_recorded_all_the_same(
         connection = connections[there.url.removeprefix("django://")]
         steps = Document(Records(there.store), "steps", "order:7")
 
-        def charge() -> str:
+        def charge():
             _end_session(connection)
             return "charged"
 
@@ -322,7 +303,7 @@ def test_a_step_that_outlives_its_connection_is_recorded_all_the_same(
         assert again.step("charge", lambda: "again", (), {}) == "charged"
 
 
-def test_a_step_outlives_all_connections_of_its_pool(tmp_path: Path) -> None:
+def test_a_step_outlives_all_connections_of_its_pool(tmp_path):
     """With ``OPTIONS["pool"]`` the next connection is as old as the one that was lost."""
     from django.db import connections
 
@@ -357,14 +338,14 @@ def _end_session(connection: Any) -> None:
     other.close()
 
 
-def test_a_statement_that_the_database_takes_back_is_made_again(tmp_path: Path) -> None:
+def test_a_statement_that_the_database_takes_back_is_made_again(tmp_path):
     """Nothing was done. As a failure, it would leave a step that was just done without a record."""
     from django.db import OperationalError, connections
 
     with served("sqlite", tmp_path) as there:
-        refused: list[str] = []
+        refused = []
 
-        def refuse_once(execute: Any, sql: str, *arguments: Any) -> Any:
+        def refuse_once(execute, sql, *arguments):
             if sql.startswith("UPDATE") and not refused:
                 refused.append(sql)
                 raise OperationalError(1213, "Deadlock found when trying to get lock")
@@ -377,9 +358,7 @@ def test_a_statement_that_the_database_takes_back_is_made_again(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("database", ["mariadb", "postgresql"])
-def test_after_a_failover_the_database_is_asked_where_its_address_leads_now(
-    database: str, tmp_path: Path
-) -> None:
+def test_after_a_failover_the_database_is_asked_where_its_address_leads_now(database, tmp_path):
     """The old server keeps its connections, of which many projects close none, and only reads."""
     with served(database, tmp_path) as there:
         from django.db import connections
@@ -397,7 +376,7 @@ def test_after_a_failover_the_database_is_asked_where_its_address_leads_now(
         assert there.store.get("key") == "done"
 
 
-def test_processes_at_a_strict_isolation_level_lose_no_step(tmp_path: Path) -> None:
+def test_processes_at_a_strict_isolation_level_lose_no_step(tmp_path):
     """PostgreSQL refuses all but one of the statements that meet at a row; each is made again."""
     with served("postgresql", tmp_path) as there:
         strict = {"options": "-c default_transaction_isolation=serializable"}

@@ -17,7 +17,7 @@ from kombu.transport.SQS import UndefinedQueueException
 
 from celery_sqs_backoff import Guard, SQSBackoffTask, testing
 from celery_sqs_backoff.store.memory import MemoryStore
-from celery_sqs_backoff.testing import LocalQueue, LocalQueueFactory, on_local_sqs, running_worker
+from celery_sqs_backoff.testing import LocalQueue, on_local_sqs, running_worker
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
@@ -27,7 +27,7 @@ StartWorker = Callable[..., AbstractContextManager[Any]]
 
 def attributes(sqs: SQSClient, url: str) -> dict[str, str]:
     answer = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])
-    return dict(answer["Attributes"])  # type: ignore[arg-type]
+    return dict(answer["Attributes"])
 
 
 def waiting(sqs: SQSClient, queue: LocalQueue) -> tuple[int, int]:
@@ -39,9 +39,7 @@ def waiting(sqs: SQSClient, queue: LocalQueue) -> tuple[int, int]:
     )
 
 
-def test_the_queue_has_a_dead_letter_queue_and_the_defaults_of_sqs(
-    sqs_client: SQSClient, sqs_queue: LocalQueue
-) -> None:
+def test_the_queue_has_a_dead_letter_queue_and_the_defaults_of_sqs(sqs_client, sqs_queue):
     assert sqs_queue.dlq is not None
     found = attributes(sqs_client, sqs_queue.url)
     assert found["QueueArn"] == sqs_queue.arn
@@ -50,9 +48,7 @@ def test_the_queue_has_a_dead_letter_queue_and_the_defaults_of_sqs(
     assert re.search(r'"maxReceiveCount": "?10\b', found["RedrivePolicy"])
 
 
-def test_the_factory_makes_the_queue_that_is_asked_for(
-    sqs_client: SQSClient, sqs_queue_factory: LocalQueueFactory
-) -> None:
+def test_the_factory_makes_the_queue_that_is_asked_for(sqs_client, sqs_queue_factory):
     queue = sqs_queue_factory(
         name="mail",
         fifo=True,
@@ -72,14 +68,10 @@ def test_the_factory_makes_the_queue_that_is_asked_for(
 
 @pytest.mark.parametrize("pool", ["solo", "threads"])
 def test_a_worker_runs_the_tasks_of_the_app(
-    sqs_client: SQSClient,
-    sqs_queue: LocalQueue,
-    sqs_celery_app: Celery,
-    sqs_worker: StartWorker,
-    pool: str,
-) -> None:
+    sqs_client, sqs_queue, sqs_celery_app, sqs_worker, pool
+):
     @sqs_celery_app.task(acks_late=True)
-    def add(x: int, y: int) -> int:
+    def add(x, y):
         return x + y
 
     with sqs_worker(pool=pool):
@@ -89,12 +81,12 @@ def test_a_worker_runs_the_tasks_of_the_app(
 
 
 def test_a_stopped_worker_takes_no_message_with_it(
-    sqs_client: SQSClient, sqs_queue: LocalQueue, sqs_celery_app: Celery, sqs_worker: StartWorker
-) -> None:
+    sqs_client, sqs_queue, sqs_celery_app, sqs_worker
+):
     """A long poll of the stopped worker would receive the message, and hide it from everybody."""
 
     @sqs_celery_app.task
-    def noop() -> None: ...
+    def noop(): ...
 
     for _ in range(3):
         with sqs_worker():
@@ -105,20 +97,18 @@ def test_a_stopped_worker_takes_no_message_with_it(
         sqs_client.delete_message(QueueUrl=sqs_queue.url, ReceiptHandle=message["ReceiptHandle"])
 
 
-def test_shared_tasks_go_to_the_local_sqs(sqs_celery_app: Celery, sqs_worker: StartWorker) -> None:
+def test_shared_tasks_go_to_the_local_sqs(sqs_celery_app, sqs_worker):
     @shared_task(name="tests.shared_double")
-    def double(x: int) -> int:
+    def double(x):
         return x * 2
 
     with sqs_worker():
         assert double.delay(21).get(timeout=20, interval=0.02) == 42
 
 
-def test_a_task_for_another_queue_does_not_create_that_queue(
-    sqs_client: SQSClient, sqs_celery_app: Celery
-) -> None:
+def test_a_task_for_another_queue_does_not_create_that_queue(sqs_client, sqs_celery_app):
     @sqs_celery_app.task
-    def noop() -> None: ...
+    def noop(): ...
 
     with pytest.raises(UndefinedQueueException):
         noop.apply_async(queue="somewhere-else")
@@ -127,8 +117,8 @@ def test_a_task_for_another_queue_does_not_create_that_queue(
 
 
 def test_an_app_of_the_users_own_is_moved_and_moved_back(
-    monkeypatch: pytest.MonkeyPatch, sqs_server: str, sqs_queue_factory: LocalQueueFactory
-) -> None:
+    monkeypatch, sqs_server, sqs_queue_factory
+):
     """Twice, as in two tests: connections, queues and results of the first must not be reused."""
     monkeypatch.setenv("CELERY_BROKER_URL", "redis://production:6379/0")
     monkeypatch.setenv("CELERY_RESULT_BACKEND", "redis://production:6379/1")
@@ -138,7 +128,7 @@ def test_an_app_of_the_users_own_is_moved_and_moved_back(
     before = current_app._get_current_object()
 
     @app.task
-    def where_am_i() -> str:
+    def where_am_i():
         return str(where_am_i.request.delivery_info["routing_key"])
 
     for _ in range(2):
@@ -155,9 +145,7 @@ def test_an_app_of_the_users_own_is_moved_and_moved_back(
     assert current_app._get_current_object() is before
 
 
-def test_the_moved_app_is_the_current_one_whichever_was_before(
-    sqs_server: str, sqs_queue: LocalQueue
-) -> None:
+def test_the_moved_app_is_the_current_one_whichever_was_before(sqs_server, sqs_queue):
     """``@shared_task`` asks for the current app; a project's own is that once it is imported."""
     with setup_default_app(current_app._get_current_object()):
         projects_own = Celery("projects_own")
@@ -166,9 +154,7 @@ def test_the_moved_app_is_the_current_one_whichever_was_before(
         assert current_app._get_current_object() is projects_own
 
 
-def test_credentials_come_from_nowhere_else(
-    monkeypatch: pytest.MonkeyPatch, sqs_server: str, sqs_celery_app: Celery
-) -> None:
+def test_credentials_come_from_nowhere_else(monkeypatch, sqs_server, sqs_celery_app):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAREAL")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "real")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "real")
@@ -185,16 +171,14 @@ def test_credentials_come_from_nowhere_else(
             assert (found.access_key, found.secret_key, found.token) == ("testing", "testing", None)
 
 
-def test_only_pools_that_share_this_process_are_accepted(sqs_worker: StartWorker) -> None:
+def test_only_pools_that_share_this_process_are_accepted(sqs_worker):
     with pytest.raises(ValueError, match="invalid pool 'prefork'"), sqs_worker(pool="prefork"):
         pass
 
 
-def test_logging_is_left_to_pytest(
-    sqs_celery_app: Celery, sqs_worker: StartWorker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_logging_is_left_to_pytest(sqs_celery_app, sqs_worker, caplog):
     @sqs_celery_app.task
-    def fail() -> None:
+    def fail():
         raise RuntimeError("said in the log")
 
     with sqs_worker():
@@ -203,7 +187,7 @@ def test_logging_is_left_to_pytest(
     assert "POST / HTTP" not in caplog.text
 
 
-def test_the_example_in_the_docstring_passes(pytester: pytest.Pytester) -> None:
+def test_the_example_in_the_docstring_passes(pytester):
     example = re.search(r"comes back::\n\n(.*?)\n\n``@shared", testing.__doc__ or "", re.DOTALL)
     assert example is not None
     pytester.makeconftest('pytest_plugins = ["celery_sqs_backoff.testing"]')
@@ -212,7 +196,7 @@ def test_the_example_in_the_docstring_passes(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=1)
 
 
-def test_the_plugin_costs_no_import_of_moto(pytester: pytest.Pytester) -> None:
+def test_the_plugin_costs_no_import_of_moto(pytester):
     """A project's unit tests, which need no SQS, must not wait for it."""
     pytester.makeconftest('pytest_plugins = ["celery_sqs_backoff.testing"]')
     pytester.makepyfile("import sys\ndef test_it(): assert 'moto' not in sys.modules")
@@ -220,22 +204,20 @@ def test_the_plugin_costs_no_import_of_moto(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("test", [1, 2])
-def test_each_test_has_a_store_of_its_own(
-    sqs_celery_app: Celery, sqs_worker: Callable[..., Any], test: int
-) -> None:
+def test_each_test_has_a_store_of_its_own(sqs_celery_app, sqs_worker, test):
     """A guard that another test has passed would refuse this one's message."""
 
     @sqs_celery_app.task(
         base=SQSBackoffTask, shared=False, name="guarded", guard=Guard(key="mail:7", window=3600)
     )
-    def mail() -> str:
+    def mail():
         return f"sent by test {test}"
 
     with sqs_worker():
         assert mail.delay().get(timeout=10) == f"sent by test {test}"
 
 
-def test_a_real_store_is_not_used_in_a_test(sqs_server: str, sqs_queue: LocalQueue) -> None:
+def test_a_real_store_is_not_used_in_a_test(sqs_server, sqs_queue):
     app = Celery("mine", set_as_current=False)
     app.conf.sqs_backoff = {"store": "redis://production:6379/0", "crash_budget": 2}
     with on_local_sqs(app, sqs_server, sqs_queue):
@@ -244,7 +226,7 @@ def test_a_real_store_is_not_used_in_a_test(sqs_server: str, sqs_queue: LocalQue
     assert app.conf.sqs_backoff["store"] == "redis://production:6379/0"
 
 
-def test_the_settings_of_a_django_app_are_taken(sqs_server: str, sqs_queue: LocalQueue) -> None:
+def test_the_settings_of_a_django_app_are_taken(sqs_server, sqs_queue):
     """Celery's names there begin with ``CELERY_``, also that of our settings."""
     settings = SimpleNamespace(CELERY_SQS_BACKOFF={"store": "django", "max_retries": 3})
     app = Celery("django-project", set_as_current=False)
@@ -252,7 +234,7 @@ def test_the_settings_of_a_django_app_are_taken(sqs_server: str, sqs_queue: Loca
     with on_local_sqs(app, sqs_server, sqs_queue):
 
         @app.task(base=SQSBackoffTask, shared=False, name="mail", lazy=False)
-        def mail() -> None: ...
+        def mail(): ...
 
         assert isinstance(app.conf.sqs_backoff["store"], MemoryStore)
         assert mail.max_retries == 3

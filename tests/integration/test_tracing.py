@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from celery import Celery
 from opentelemetry.instrumentation.boto3sqs import Boto3SQSInstrumentor
 from opentelemetry.instrumentation.botocore import BotocoreInstrumentor
 from opentelemetry.instrumentation.celery import CeleryInstrumentor
@@ -21,7 +19,7 @@ from tests.support.processes import eventually
 
 
 @pytest.fixture
-def spans() -> Iterator[InMemorySpanExporter]:
+def spans():
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with ExitStack() as stack:
@@ -32,18 +30,18 @@ def spans() -> Iterator[InMemorySpanExporter]:
 
 
 @pytest.fixture
-def state(sqs_celery_app: Celery) -> dict[str, Any]:
-    found: dict[str, Any] = {"broken": True}
+def state(sqs_celery_app):
+    found = {"broken": True}
 
     @sqs_celery_app.task(
         base=SQSBackoffTask, bind=True, name="traced.flaky", backoff=Schedule([1]), shared=False
     )
-    def flaky(self: Any) -> None:
+    def flaky(self):
         if self.request.retries == 0:
             raise Retryable("SECRET is down")
 
     @sqs_celery_app.task(base=SQSBackoffTask, name="traced.broken", shared=False)
-    def broken() -> None:
+    def broken():
         if found["broken"]:
             raise NonRetryable("SECRET is wrong", not_processed=True)
 
@@ -61,9 +59,7 @@ def sent(spans: InMemorySpanExporter, task: str) -> ReadableSpan:
     return span
 
 
-def test_a_run_says_how_it_ended_and_belongs_to_who_sent_it(
-    spans: InMemorySpanExporter, sqs_worker: Callable[..., Any], state: dict[str, Any]
-) -> None:
+def test_a_run_says_how_it_ended_and_belongs_to_who_sent_it(spans, sqs_worker, state):
     with sqs_worker():
         state["flaky"].delay()
         eventually(lambda: len(runs(spans, "traced.flaky")) == 2, timeout=30)
@@ -84,13 +80,8 @@ def test_a_run_says_how_it_ended_and_belongs_to_who_sent_it(
 
 
 def test_a_replay_links_to_the_run_that_failed_and_keeps_its_trace(
-    spans: InMemorySpanExporter,
-    sqs_celery_app: Celery,
-    sqs_worker: Callable[..., Any],
-    sqs_queue: LocalQueue,
-    sqs_client: Any,
-    state: dict[str, Any],
-) -> None:
+    spans, sqs_celery_app, sqs_worker, sqs_queue, sqs_client, state
+):
     assert sqs_queue.dlq is not None
     with sqs_worker():
         state["broken"].delay()

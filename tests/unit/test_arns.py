@@ -1,7 +1,5 @@
 """The Region that a queue's URL names."""
 
-from __future__ import annotations
-
 import pytest
 
 from celery_sqs_backoff.sqs.arns import region_of
@@ -23,5 +21,5 @@ HOSTS = {
 
 
 @pytest.mark.parametrize(("host", "region"), HOSTS.items(), ids=HOSTS)
-def test_the_region_of_a_host(host: str, region: str | None) -> None:
+def test_the_region_of_a_host(host, region):
     assert region_of(host) == region

@@ -1,7 +1,5 @@
 """What is settled when a task is bound: whose settings count, and what is refused."""
 
-from __future__ import annotations
-
 import sys
 import types
 

@@ -1,7 +1,5 @@
 """The port to SQS: whatever happens in a call is a result."""
 
-from __future__ import annotations
-
 import botocore.exceptions
 import pytest
 from botocore.exceptions import ClientError

@@ -85,7 +85,7 @@ def kill(pid: int, at: float) -> Kill:
         ),
     },
 )
-def test_an_injected_fault_explains_it(found: str, facts: dict[str, Any]) -> None:
+def test_an_injected_fault_explains_it(found, facts):
     assert why(**facts) == found
 
 
@@ -120,11 +120,11 @@ def test_an_injected_fault_explains_it(found: str, facts: dict[str, Any]) -> Non
         ),
     ],
 )
-def test_what_has_nothing_to_do_with_it_does_not_explain_it(facts: dict[str, Any]) -> None:
+def test_what_has_nothing_to_do_with_it_does_not_explain_it(facts):
     assert why(**facts) is None
 
 
-def test_only_runs_after_the_one_that_settled_the_message_are_too_many() -> None:
+def test_only_runs_after_the_one_that_settled_the_message_are_too_many():
     failed = run(received_at=1.0, started_at=1.0, ended_at=2.0, outcome="retry")
     killed = run(received_at=5.0, started_at=5.0, outcome=None)
     assert extra_runs([EXTRA, SETTLED, failed, killed]) == (SETTLED, [EXTRA])
@@ -158,21 +158,21 @@ GOOD: dict[str, Any] = {
         "left": ({"left": (1, 0)}, "left on the queue"),
     },
 )
-def test_what_must_not_happen_is_named(facts: dict[str, Any], line: str) -> None:
+def test_what_must_not_happen_is_named(facts, line):
     assert Report(**GOOD).is_good
     report = Report(**GOOD | facts)
     assert not report.is_good
     assert line in "\n".join(report.lines())
 
 
-def test_an_explained_run_is_good_and_counted() -> None:
+def test_an_explained_run_is_good_and_counted():
     report = Report(**GOOD | {"extras": [Extra("a", "SIGKILL before the delete")]})
     assert report.is_good
     [line] = [line for line in report.lines() if "SIGKILL before the delete" in line]
     assert line.split()[-1] == "1"
 
 
-def test_a_job_that_the_pool_has_begun_again_was_received_once() -> None:
+def test_a_job_that_the_pool_has_begun_again_was_received_once():
     again = run(received_at=10.0, started_at=12.2, pid=102)
     history = History(visibility_timeout_seconds=6, received_at=[10.0], kills=[kill(CHILD, 12.1)])
     assert explain(again, SETTLED, history) == "SIGKILL before the pool knew"
@@ -180,10 +180,10 @@ def test_a_job_that_the_pool_has_begun_again_was_received_once() -> None:
     assert explain(again, SETTLED, unharmed) is None
 
 
-def test_a_run_that_goes_on_after_its_lease_has_run_out_is_the_one_too_many() -> None:
+def test_a_run_that_goes_on_after_its_lease_has_run_out_is_the_one_too_many():
     """It was received first, and begun last."""
     late = run(received_at=1.0, started_at=11.5, ended_at=13.0, worker=OTHER, pid=OTHER)
-    facts: dict[str, Any] = {"visibility_timeout_seconds": 6, "received_at": [1.0, 10.0]}
+    facts = {"visibility_timeout_seconds": 6, "received_at": [1.0, 10.0]}
     spoiled = [
         call(HIDE, at, seconds=10, fault="error", reached=False, worker=OTHER) for at in (3, 4, 5)
     ]
@@ -192,7 +192,7 @@ def test_a_run_that_goes_on_after_its_lease_has_run_out_is_the_one_too_many() ->
     assert found == "renewal spoiled for longer than the visibility timeout"
 
 
-def test_a_receive_whose_answer_came_when_it_had_run_out_is_an_injected_fault() -> None:
+def test_a_receive_whose_answer_came_when_it_had_run_out_is_an_injected_fault():
     late = run(received_at=1.0, arrived_at=12.0, started_at=12.0, worker=OTHER, pid=OTHER)
     history = History(visibility_timeout_seconds=6, received_at=[1.0, 10.0])
     found = explain(late, SETTLED, history)
@@ -208,7 +208,5 @@ def test_a_receive_whose_answer_came_when_it_had_run_out_is_an_injected_fault() 
         "nothing": (False, {"calls": [call(DEAD_LETTER, 5), call(DEAD_LETTER, 6)]}),
     },
 )
-def test_a_dead_letter_that_is_there_twice_needs_a_reason_too(
-    explains: bool, facts: dict[str, Any]
-) -> None:
+def test_a_dead_letter_that_is_there_twice_needs_a_reason_too(explains, facts):
     assert explains_copies(History(visibility_timeout_seconds=6, **facts)) is explains

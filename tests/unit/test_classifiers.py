@@ -6,7 +6,6 @@ import smtplib
 import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import botocore.exceptions
 import pytest
@@ -24,7 +23,7 @@ FACTORIES = [getattr(classifiers, name) for name in classifiers.__all__]
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_every_name_of_a_table_is_a_class_of_the_newest_version(library: str) -> None:
+def test_every_name_of_a_table_is_a_class_of_the_newest_version(library):
     assert stripe  # loaded for the table of SDKs
     if library == "botocore" and not hasattr(botocore.exceptions, "LoginError"):
         pytest.skip("an older botocore, in the tests of the lowest versions, has fewer errors")
@@ -33,11 +32,11 @@ def test_every_name_of_a_table_is_a_class_of_the_newest_version(library: str) ->
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_dropped_rules(library: str) -> None:
+def test_dropped_rules(library):
     """No error in doubt becomes RETRYABLE, whichever rule is dropped."""
     table = LIBRARIES[library]
     for error in {error for rule in table for error in rule.classes()}:
-        exc: Any = error.__new__(error)
+        exc = error.__new__(error)
         exc.__dict__.update(response={}, file=None, smtp_error="", smtp_code=None, recipients={})
         if outcome_of(find(table, exc)) is Outcome.UNKNOWN:
             for dropped in table:
@@ -50,7 +49,7 @@ def outcome_of(finding: Diagnosis | None) -> Outcome:
     return Outcome.UNKNOWN if finding is None else finding.meaning.outcome()
 
 
-def test_no_library_is_imported_nor_needed() -> None:
+def test_no_library_is_imported_nor_needed():
     """In a fresh interpreter that cannot import them."""
     program = """
 import sys
@@ -70,7 +69,7 @@ print(known_errors()(ConnectionRefusedError()), known_errors()(Refused()).outcom
 
 
 @pytest.mark.parametrize("factory", FACTORIES, ids=lambda factory: factory.__name__)
-def test_idempotent_is_a_yes_or_no(factory: object) -> None:
+def test_idempotent_is_a_yes_or_no(factory):
     assert callable(factory)
     for nonsense in ("yes", 1, None):
         with pytest.raises(TypeError, match="idempotent"):
@@ -82,12 +81,12 @@ def test_idempotent_is_a_yes_or_no(factory: object) -> None:
     "exc",
     [ValueError("no"), OSError(), TimeoutError(), ConnectionResetError(), KeyboardInterrupt()],
 )
-def test_error_outside_libraries_is_not_classified(factory: object, exc: BaseException) -> None:
+def test_error_outside_libraries_is_not_classified(factory, exc):
     assert callable(factory)
     assert factory(idempotent=True)(exc) is None
 
 
-def test_a_classifier_says_what_it_is() -> None:
+def test_a_classifier_says_what_it_is():
     assert repr(classifiers.httpx_errors(idempotent=True)) == "httpx_errors(idempotent=True)"
 
 
@@ -113,16 +112,14 @@ class SDKError(Exception):
         "a dict is no response": ({"response": {"status": 503}}, None),
     },
 )
-def test_an_sdk_s_error_is_known_by_its_status(
-    attributes: dict[str, object], expected: Outcome | None
-) -> None:
+def test_an_sdk_s_error_is_known_by_its_status(attributes, expected):
     errors = classifiers.sdk_errors(modules=["tests"])
     verdict = errors(SDKError(**attributes))
     assert classifiers.sdk_errors()(SDKError(**attributes)) is None
     assert (verdict.outcome if isinstance(verdict, Verdict) else None) is expected
 
 
-def test_an_exception_of_the_project_is_no_sdks() -> None:
+def test_an_exception_of_the_project_is_no_sdks():
     """A ValidationError of Django REST framework, after the provider has charged."""
 
     class ValidationError(Exception):
@@ -133,11 +130,9 @@ def test_an_exception_of_the_project_is_no_sdks() -> None:
 
 
 @pytest.mark.parametrize(("accepted", "expected"), [(0, Outcome.RETRYABLE), (1, Outcome.UNKNOWN)])
-def test_a_mass_mail_over_an_api_is_in_doubt_once_a_mail_was_accepted(
-    accepted: int, expected: Outcome
-) -> None:
+def test_a_mass_mail_over_an_api_is_in_doubt_once_a_mail_was_accepted(accepted, expected):
     """A retry would send the first mail again. The loop is like django-anymail's."""
-    backend: dict[str, Any] = {"__name__": "anymail.backends.base"}
+    backend = {"__name__": "anymail.backends.base"}
     loop = """
 def send_messages(messages):
     num_sent = 0
@@ -157,7 +152,7 @@ def send_messages(messages):
         assert verdict.outcome is expected
 
 
-def test_stripe_before_5_5_wraps_without_saying_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stripe_before_5_5_wraps_without_saying_so(monkeypatch):
     """Its classes are in ``stripe.error``, and its error has the HTTP library's as context only."""
     module = ModuleType("stripe.error")
     names = ("APIConnectionError", "IdempotencyError")
@@ -166,7 +161,7 @@ def test_stripe_before_5_5_wraps_without_saying_so(monkeypatch: pytest.MonkeyPat
     )
     monkeypatch.setitem(sys.modules, "stripe.error", module)
 
-    def verdict_of(cause: Exception | None, name: str) -> object:
+    def verdict_of(cause, name):
         try:
             try:
                 raise cause or ValueError
@@ -181,29 +176,29 @@ def test_stripe_before_5_5_wraps_without_saying_so(monkeypatch: pytest.MonkeyPat
     assert verdict_of(None, "IdempotencyError") is Outcome.UNKNOWN
 
 
-def test_an_smtp_reply_that_never_ends_is_none() -> None:
+def test_an_smtp_reply_that_never_ends_is_none():
     """smtplib makes a 500 of it, whatever the server has said of the mail."""
 
     class Endless:
-        def sendall(self, data: bytes) -> None: ...
+        def sendall(self, data): ...
 
-        def makefile(self, mode: str) -> Endless:
+        def makefile(self, mode):
             return self
 
-        def readline(self, size: int) -> bytes:
+        def readline(self, size):
             return replies.pop() if replies else b"2" * size
 
-        def close(self) -> None: ...
+        def close(self): ...
 
     replies = [b"354 go\r\n"]
-    server: Any = smtplib.SMTP()
+    server = smtplib.SMTP()
     server.sock = Endless()
     with pytest.raises(smtplib.SMTPResponseException) as caught:
         server.data("Hello")
     assert shown(classifiers.smtplib_errors()(caught.value)) is Outcome.UNKNOWN
 
 
-def test_retry_after_is_read_from_the_response_too() -> None:
+def test_retry_after_is_read_from_the_response_too():
     """As in django-anymail's errors."""
     response = SimpleNamespace(status_code=429, headers={"Retry-After": "120"})
     error = SDKError(status_code=429, response=response)
@@ -221,7 +216,7 @@ def test_retry_after_is_read_from_the_response_too() -> None:
         ("TransactionConflictException", Outcome.RETRYABLE, Outcome.RETRYABLE),
     ],
 )
-def test_codes_of_aws(code: str, expected: object, if_idempotent: object) -> None:
+def test_codes_of_aws(code, expected, if_idempotent):
     error = botocore.exceptions.ClientError(
         {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "Call"
     )

@@ -1,7 +1,5 @@
 """What an HTTP answer says: its status, and how long to wait. Pure, with the time passed in."""
 
-from __future__ import annotations
-
 from email.message import Message
 
 import pytest
@@ -31,17 +29,17 @@ NOW = 784111777.0
         *((status, Meaning.NOT_SENT) for status in (521, 523, 525, 526)),
     ],
 )
-def test_a_status_has_a_meaning(status: int, meaning: Meaning) -> None:
+def test_a_status_has_a_meaning(status, meaning):
     assert answer(status, now=NOW) == Diagnosis(meaning)
 
 
-def test_a_429_is_named_as_a_refusal_also_without_a_time() -> None:
+def test_a_429_is_named_as_a_refusal_also_without_a_time():
     """It says that the provider is there, and is called too fast: its rate is cut."""
     assert answer(429, now=NOW) == Diagnosis(Meaning.REFUSED_FOR_NOW, 0.0)
 
 
 @pytest.mark.parametrize("status", [None, "503", True, 0, 100, 200, 204, 302, 399, 600, 5.03])
-def test_status_without_error_has_no_meaning(status: object) -> None:
+def test_status_without_error_has_no_meaning(status):
     assert answer(status, {"Retry-After": "1"}, now=NOW) is None
 
 
@@ -80,17 +78,17 @@ def test_status_without_error_has_no_meaning(status: object) -> None:
         ),
     },
 )
-def test_how_long_to_wait(headers: object, seconds: float | None) -> None:
+def test_how_long_to_wait(headers, seconds):
     assert read_asked_seconds(headers, now=NOW) == seconds
 
 
 @pytest.mark.parametrize("reset", ["1700000060", "1700000060000"], ids=["seconds", "milliseconds"])
-def test_a_reset_may_be_a_point_in_time(reset: str) -> None:
+def test_a_reset_may_be_a_point_in_time(reset):
     headers = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset}
     assert read_asked_seconds(headers, now=1_700_000_000.0) == 60
 
 
-def test_a_429_counts_its_reset_even_if_it_does_not_say_what_is_left() -> None:
+def test_a_429_counts_its_reset_even_if_it_does_not_say_what_is_left():
     headers = {"RateLimit-Reset": "30"}
     assert answer(429, headers, now=NOW) == Diagnosis(Meaning.REFUSED_FOR_NOW, 30)
     assert answer(503, headers, now=NOW) == Diagnosis(Meaning.UNAVAILABLE)
@@ -103,14 +101,14 @@ def test_a_429_counts_its_reset_even_if_it_does_not_say_what_is_left() -> None:
         {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "60"},
     ],
 )
-def test_a_refusal_that_asks_to_wait_is_for_now(headers: dict[str, str]) -> None:
+def test_a_refusal_that_asks_to_wait_is_for_now(headers):
     """GitHub's 403 for its rate limits, and 413 by RFC 9110, 15.5.14."""
     for status in (403, 413):
         assert answer(status, headers, now=NOW) == Diagnosis(Meaning.REFUSED_FOR_NOW, 60)
     assert answer(409, headers, now=NOW) == Diagnosis(Meaning.IN_DOUBT, 60)
 
 
-def test_a_503_is_believed_by_retry_after_alone() -> None:
+def test_a_503_is_believed_by_retry_after_alone():
     """Envoy puts the rate limit on every answer, also on its own for a request it passed on.
 
     https://www.envoyproxy.io/docs/envoy/latest/api-v3/extensions/filters/http/ratelimit/v3/rate_limit.proto
@@ -133,14 +131,14 @@ def test_a_503_is_believed_by_retry_after_alone() -> None:
     ],
     ids=["Varnish", "Fastly", "a provider behind Varnish", "Istio"],
 )
-def test_a_503_of_a_gateway_is_not_believed(headers: dict[str, str], meaning: Meaning) -> None:
+def test_a_503_of_a_gateway_is_not_believed(headers, meaning):
     """Varnish's own says ``Retry-After: 5``, also after it has passed a charge on."""
     found = answer(503, headers, now=NOW)
     assert found is not None
     assert found.meaning is meaning
 
 
-def test_headers_of_the_standard_library_are_read() -> None:
+def test_headers_of_the_standard_library_are_read():
     headers = Message()
     headers["Retry-After"] = "3"
     assert read_asked_seconds(headers, now=NOW) == 3
@@ -153,7 +151,7 @@ def test_headers_of_the_standard_library_are_read() -> None:
     ),
     value=st.one_of(st.text(max_size=40), st.integers().map(str), st.floats().map(str)),
 )
-def test_no_header_breaks_it(status: int, name: str, value: str) -> None:
+def test_no_header_breaks_it(status, name, value):
     """Whatever a provider sends, there is a verdict, or none; never an error."""
     finding = answer(status, {name: value, "RateLimit-Remaining": "0"}, now=NOW)
     if finding is not None:
@@ -172,9 +170,7 @@ def test_no_header_breaks_it(status: int, name: str, value: str) -> None:
         (Meaning.CONFLICT, Outcome.UNKNOWN, False, Outcome.UNKNOWN),
     ],
 )
-def test_in_doubt_and_safe_to_repeat_are_two_facts(
-    meaning: Meaning, outcome: Outcome, repeated: bool, trusting: Outcome
-) -> None:
+def test_in_doubt_and_safe_to_repeat_are_two_facts(meaning, outcome, repeated, trusting):
     """An idempotent call that is in doubt is repeated, and stays in doubt: nothing is undone."""
     finding = Diagnosis(meaning, 9)
     retried = outcome is Outcome.RETRYABLE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -50,12 +49,12 @@ def access_key(client: Any) -> str:
 
 
 @pytest.mark.hazard("H18")
-def test_a_settling_client_is_the_same_account_with_short_timeouts() -> None:
+def test_a_settling_client_is_the_same_account_with_short_timeouts():
     session = boto3.Session(
         aws_access_key_id="a", aws_secret_access_key="b", region_name="eu-north-1"
     )
     client = session.client("sqs", endpoint_url="http://127.0.0.1:9")
-    copy: Any = clients_module._copy(client, clients_module._SETTLING, 15)
+    copy = clients_module._copy(client, clients_module._SETTLING, 15)
     assert copy.meta.region_name == "eu-north-1"
     assert copy.meta.endpoint_url == "http://127.0.0.1:9"
     assert copy._request_signer._credentials is client._request_signer._credentials
@@ -72,7 +71,7 @@ class Drip(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             for _ in range(1_000):
                 self.wfile.write(b" ")
-                if self.server.is_over.wait(0.01):  # type: ignore[attr-defined]
+                if self.server.is_over.wait(0.01):
                     break
 
     def log_message(self, *args: Any) -> None:
@@ -80,21 +79,19 @@ class Drip(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def dripping() -> Iterator[str]:
+def dripping():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Drip)
-    server.is_over = threading.Event()  # type: ignore[attr-defined]
+    server.is_over = threading.Event()
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"127.0.0.1:{server.server_port}"
-    server.is_over.set()  # type: ignore[attr-defined]
+    server.is_over.set()
     server.shutdown()
     server.server_close()
 
 
 @pytest.mark.parametrize("kind", ["polling", "settling"])
-def test_a_response_that_drips_does_not_keep_a_call_for_ever(
-    monkeypatch: pytest.MonkeyPatch, dripping: str, kind: str
-) -> None:
+def test_a_response_that_drips_does_not_keep_a_call_for_ever(monkeypatch, dripping, kind):
     """A queue has one call about visibility at a time: its leases would all run out."""
     monkeypatch.setattr(clients_module, f"_{kind.upper()}_SECONDS", 0.1)
     options = {"region": "us-east-1", "is_secure": False}
@@ -106,7 +103,7 @@ def test_a_response_that_drips_does_not_keep_a_call_for_ever(
         client.receive_message(QueueUrl=url)
 
 
-def test_without_a_thread_left_a_call_is_made_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_thread_left_a_call_is_made_all_the_same(monkeypatch):
     """Else nothing would be renewed or settled any more. botocore's own timeouts end it."""
     monkeypatch.setattr(clients_module, "call_in_time", lambda call, seconds: None)
     session = SimpleNamespace(send=lambda request: f"response to {request.body}")
@@ -114,7 +111,7 @@ def test_without_a_thread_left_a_call_is_made_all_the_same(monkeypatch: pytest.M
     assert session.send(SimpleNamespace(body="request")) == "response to request"
 
 
-def test_queues_with_the_same_credentials_share_their_clients() -> None:
+def test_queues_with_the_same_credentials_share_their_clients():
     channel = channel_of({"a": {}, "b": {}, "c": {"access_key_id": "other"}, "d": {"region": "r"}})
     clients = attached(channel)
     a, b, c, d = (client_of(clients, f"{BASE}/{name}") for name in "abcd")
@@ -126,7 +123,7 @@ def test_queues_with_the_same_credentials_share_their_clients() -> None:
     assert channel.sqs("c") is not channel.sqs("a")
 
 
-def test_long_polls_and_settling_share_no_connection() -> None:
+def test_long_polls_and_settling_share_no_connection():
     clients = attached(channel_of({"a": {}}))
     pair = clients._pair(f"{BASE}/a")
     assert pair.polling._endpoint.http_session is not pair.settling._endpoint.http_session
@@ -134,10 +131,10 @@ def test_long_polls_and_settling_share_no_connection() -> None:
     assert pair.polling.meta.config.retries["total_max_attempts"] == 1
 
 
-def test_a_subclass_that_makes_its_own_clients_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_subclass_that_makes_its_own_clients_is_heeded(monkeypatch):
     """Our clients have its key, its Region and its authority."""
 
-    def new_sqs_client(self: Any, region: str, *args: Any, **kwargs: Any) -> Any:
+    def new_sqs_client(self, region, *args, **kwargs):
         session = boto3.Session("custom", "secret", region_name="eu-west-1")
         return session.client("sqs", endpoint_url="https://127.0.0.1:9", verify="/corp/ca.pem")
 
@@ -148,9 +145,7 @@ def test_a_subclass_that_makes_its_own_clients_is_heeded(monkeypatch: pytest.Mon
         assert client._endpoint.http_session._verify == "/corp/ca.pem"
 
 
-def test_refused_credentials_are_fetched_anew_but_not_at_each_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_refused_credentials_are_fetched_anew_but_not_at_each_call(monkeypatch):
     keys = iter(["first", "second", "third"])
     make = Channel.new_sqs_client
     monkeypatch.setattr(
@@ -196,7 +191,7 @@ class Sts:
         client._request_signer._credentials._expiry_time -= timedelta(seconds=seconds)
 
 
-def test_a_role_s_token_is_renewed_before_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_role_s_token_is_renewed_before_it_expires(monkeypatch):
     """botocore's own margins, 15 and 10 minutes, would renew a token of 15 minutes at each call."""
     sts = Sts(monkeypatch)
     client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
@@ -208,16 +203,14 @@ def test_a_role_s_token_is_renewed_before_it_expires(monkeypatch: pytest.MonkeyP
     assert access_key(client) == "r-2"
 
 
-def test_a_role_whose_token_hangs_holds_up_no_call_while_the_old_one_is_good(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_role_whose_token_hangs_holds_up_no_call_while_the_old_one_is_good(monkeypatch):
     """The thread that makes the call may be the one that renews a queue's messages."""
     monkeypatch.setattr(clients_module, "_WITH_GOOD_SECONDS", 0.01)
     sts = Sts(monkeypatch)
     client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
     fetch, release = Channel.generate_sts_session_token, threading.Event()
 
-    def hang(*args: Any) -> Any:
+    def hang(*args):
         assert release.wait(5)
         return fetch(*args)
 
@@ -265,7 +258,7 @@ def has_new_key(clients: Clients, url: str) -> bool:
 
 
 @pytest.fixture
-def hanging() -> Iterator[HangingSource]:
+def hanging():
     source = HangingSource()
     yield source
     source.answers.set()
@@ -279,9 +272,7 @@ def in_time(call: Any) -> Any:
     return future.result()
 
 
-def test_an_expired_token_that_cannot_be_renewed_fails_calls_and_hangs_none(
-    monkeypatch: pytest.MonkeyPatch, hanging: HangingSource
-) -> None:
+def test_an_expired_token_that_cannot_be_renewed_fails_calls_and_hangs_none(monkeypatch, hanging):
     """A poller that hangs makes its worker unhealthy; a restart brings no token either."""
     sts = Sts(monkeypatch)
     now = [0.0]
@@ -307,16 +298,14 @@ def test_an_expired_token_that_cannot_be_renewed_fails_calls_and_hangs_none(
 
 
 @pytest.mark.parametrize("role", [True, False], ids=["sts_role_arn", "web identity"])
-def test_a_first_token_that_does_not_come_fails_calls_and_hangs_none(
-    monkeypatch: pytest.MonkeyPatch, hanging: HangingSource, role: bool
-) -> None:
+def test_a_first_token_that_does_not_come_fails_calls_and_hangs_none(monkeypatch, hanging, role):
     """Clients that are made anew while STS hangs have none of the old token."""
     monkeypatch.setattr(clients_module, "_WITHOUT_SECONDS", 0.1)
     monkeypatch.setattr(Channel, "generate_sts_session_token", hanging.token)
     if not role:
         make = Channel.new_sqs_client
 
-        def with_deferred(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def with_deferred(self, *args, **kwargs):
             client = make(self, *args, **kwargs)
             client._request_signer._credentials = DeferredRefreshableCredentials(
                 hanging.fetch, "assume-role-with-web-identity"
@@ -347,14 +336,12 @@ def test_a_first_token_that_does_not_come_fails_calls_and_hangs_none(
     ],
     ids=["silent", "not reached", "refuses"],
 )
-def test_an_error_of_sts_is_not_taken_for_one_of_sqs(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
-) -> None:
+def test_an_error_of_sts_is_not_taken_for_one_of_sqs(monkeypatch, error, code):
     """SQS may carry out a call that times out, or deny it. This one never left."""
     sts = Sts(monkeypatch)
     clients, url = attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a"
 
-    def fail(*_: Any) -> Any:
+    def fail(*_):
         raise error
 
     sts.age(client_of(clients, url), 1000)
@@ -368,16 +355,14 @@ def test_an_error_of_sts_is_not_taken_for_one_of_sqs(
     assert not read_queue(clients.settling(url), url).is_read, "nothing is assumed of the queue"
 
 
-def test_a_token_that_expires_while_its_renewal_fails_is_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_token_that_expires_while_its_renewal_fails_is_not_used(monkeypatch):
     """botocore swallows the error of a renewal that began while the token was good."""
     sts = Sts(monkeypatch)
     client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
 
     begun, fails = threading.Event(), threading.Event()
 
-    def fail_late(*_: Any) -> Any:
+    def fail_late(*_):
         begun.set()
         assert fails.wait(20)
         raise OSError("STS is away")
@@ -393,7 +378,7 @@ def test_a_token_that_expires_while_its_renewal_fails_is_not_used(
         access_key(client)
 
 
-def test_two_queues_with_two_roles_are_both_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_queues_with_two_roles_are_both_renewed(monkeypatch):
     """kombu remembers one expiry for all queues, so it renews one of them."""
     sts = Sts(monkeypatch)
     channel = channel_of({"a": {"sts_role_arn": "ra"}, "b": {}, "c": {}}, sts_role_arn="r")
@@ -405,7 +390,7 @@ def test_two_queues_with_two_roles_are_both_renewed(monkeypatch: pytest.MonkeyPa
     assert (access_key(a), access_key(b)) == ("ra-2", "r-2")
 
 
-def test_a_token_is_renewed_when_the_channel_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_renewed_when_the_channel_is_closed(monkeypatch):
     """Tasks end, and are settled, while Celery has no connection."""
     sts = Sts(monkeypatch)
     channel = channel_of({"a": {}}, sts_role_arn="r")
@@ -415,9 +400,7 @@ def test_a_token_is_renewed_when_the_channel_is_closed(monkeypatch: pytest.Monke
     assert access_key(client) == "r-2"
 
 
-def test_a_role_whose_token_does_not_come_holds_up_no_other_queue(
-    monkeypatch: pytest.MonkeyPatch, hanging: HangingSource
-) -> None:
+def test_a_role_whose_token_does_not_come_holds_up_no_other_queue(monkeypatch, hanging):
     monkeypatch.setattr(Channel, "generate_sts_session_token", hanging.token)
     clients = attached(channel_of({"a": {"sts_role_arn": "r"}, "b": {}}))
     waits = threads.call_in_time(lambda: client_of(clients, f"{BASE}/a"), seconds=0.1)

@@ -1,7 +1,5 @@
 """What becomes of a message: how the run ended x the decision of its process x the budgets."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -20,7 +20,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -37,13 +37,9 @@ from celery_sqs_backoff.observe.log_lines import LINES
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.sqs.dead_letter import DeadLetterRecord, with_record
 from celery_sqs_backoff.sqs.errors import Operation
-from celery_sqs_backoff.testing import LocalQueue, LocalQueueFactory, on_local_sqs, running_worker
-from tests.support.fault_proxy import FaultProxy
+from celery_sqs_backoff.testing import on_local_sqs, running_worker
 from tests.support.processes import eventually
 from tests.tables import TABLES, write_into
-
-if TYPE_CHECKING:
-    from mypy_boto3_sqs.client import SQSClient
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(celery_sqs_backoff.__path__[0])
@@ -147,7 +143,7 @@ def python_of(page: Path) -> str:
 
 
 @pytest.fixture
-def a_dead_letter(sqs_queue_factory: LocalQueueFactory, sqs_client: SQSClient) -> None:
+def a_dead_letter(sqs_queue_factory, sqs_client):
     queue = sqs_queue_factory(name="mail")
     assert queue.dlq is not None
     record = DeadLetterRecord(
@@ -165,14 +161,12 @@ def a_dead_letter(sqs_queue_factory: LocalQueueFactory, sqs_client: SQSClient) -
     sqs_client.send_message(
         QueueUrl=queue.dlq.url,
         MessageBody="{}",
-        MessageAttributes=with_record("{}", {}, record),  # type: ignore[arg-type]
+        MessageAttributes=with_record("{}", {}, record),
     )
 
 
 @by_name([page for page in PAGES if blocks(page, "python")])
-def test_the_code_of_a_page_runs(
-    page: Path, sqs_server: str, a_dead_letter: None, tmp_path: Path
-) -> None:
+def test_the_code_of_a_page_runs(page, sqs_server, a_dead_letter, tmp_path):
     """In a process of its own: what it defines, as a current Celery app, must not outlive it."""
     home = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "CELERY_"))}
     here = {
@@ -193,7 +187,7 @@ def test_the_code_of_a_page_runs(
     assert done.returncode == 0, done.stderr
 
 
-def test_the_tests_of_a_page_pass(pytester: pytest.Pytester) -> None:
+def test_the_tests_of_a_page_pass(pytester):
     pages = [page for page in PAGES if page.name not in TYPED_IN]
     files = {
         block.file: block.code for page in pages for block in blocks(page, "python") if block.file
@@ -206,7 +200,7 @@ def test_the_tests_of_a_page_pass(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=expected)
 
 
-def test_a_block_says_what_it_is() -> None:
+def test_a_block_says_what_it_is():
     known = {"python", "console", "json", "yaml", "hcl", "mermaid"}
     known |= {"text"}  # what a command prints
     known |= {"{toctree}", "{eval-rst}", "{command-help}"}  # what only the site shows
@@ -215,7 +209,7 @@ def test_a_block_says_what_it_is() -> None:
         assert {info.partition(" ")[0] for info in infos} <= known, page
 
 
-def test_the_json_and_yaml_of_the_documentation_are_that() -> None:
+def test_the_json_and_yaml_of_the_documentation_are_that():
     for page in PAGES:
         for block in blocks(page, "json"):
             json.loads(block.code)
@@ -227,35 +221,35 @@ def test_the_json_and_yaml_of_the_documentation_are_that() -> None:
 
 
 def test_the_mail_of_the_readme_survives_a_refused_connection_with_the_actions_of_the_policy(
-    proxy: FaultProxy, queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    proxy, queue, monkeypatch
+):
     """Its example, as it stands there, on a worker; the server takes the second connection."""
-    mails: dict[str, Any] = {"__name__": "mails"}
+    mails = {"__name__": "mails"}
     exec(compile(python_of(ROOT / "README.md"), str(ROOT / "README.md"), "exec"), mails)
-    connections: list[int] = []
-    sent: list[tuple[Any, ...]] = []
-    retried: list[Any] = []
+    connections = []
+    sent = []
+    retried = []
 
     class Server:
-        def __enter__(self) -> Server:
+        def __enter__(self):
             return self
 
-        def __exit__(self, *exc: object) -> None:
+        def __exit__(self, *exc):
             pass
 
-        def sendmail(self, *mail: Any) -> None:
+        def sendmail(self, *mail):
             sent.append(mail)
 
     real = smtplib.SMTP
 
-    def connect(host: str, timeout: float) -> Any:
+    def connect(host, timeout):
         connections.append(1)
         return Server() if len(connections) > 1 else real("127.0.0.1", closed_port(), timeout=1)
 
-    def note(reason: Any, **_: Any) -> None:
+    def note(reason, **_):
         retried.append(reason)
 
-    def leave_logging_as_it_is(**_: Any) -> None:
+    def leave_logging_as_it_is(**_):
         """A worker in this process would raise the level of the root logger, for all tests."""
 
     monkeypatch.setattr(smtplib, "SMTP", connect)
@@ -312,7 +306,7 @@ def target_of(page: Path, path: str) -> Path | None:
     return (page.parent / path).resolve() if path else page
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_leads_somewhere():
     broken = []
     for page in PAGES:
         for link in links(page):
@@ -325,7 +319,7 @@ def test_every_link_leads_somewhere() -> None:
     assert broken == []
 
 
-def test_a_page_of_the_site_links_to_no_file_beside_it() -> None:
+def test_a_page_of_the_site_links_to_no_file_beside_it():
     """The site has the pages alone."""
     for page in DOCS:
         for link in links(page):
@@ -333,19 +327,19 @@ def test_a_page_of_the_site_links_to_no_file_beside_it() -> None:
             assert "://" in link or target in DOCS, f"{page.name}: {link}"
 
 
-def test_no_link_leads_to_a_placeholder() -> None:
+def test_no_link_leads_to_a_placeholder():
     """Only code may name a domain that nobody can visit."""
     for page in PAGES:
         for link in links(page):
             assert not re.search(r"//([\w-]+\.)*(example\.(org|com|net)|localhost)\b", link), link
 
 
-def test_llms_txt_has_every_page() -> None:
+def test_llms_txt_has_every_page():
     targets = [target_of(ROOT / "llms.txt", link) for link in links(ROOT / "llms.txt")]
     assert sorted(map(str, targets)) == sorted(str(page) for page in DOCS if page.stem != "index")
 
 
-def test_the_public_names() -> None:
+def test_the_public_names():
     """Each is on the page of the API: by its name, or with all others of its module."""
     page = ROOT / "docs/api.md"
     text = "".join(block.code for block in blocks(page, "{eval-rst}"))
@@ -359,7 +353,7 @@ def test_the_public_names() -> None:
             assert module.__name__ in wholly or set(module.__all__) <= listed, module
 
 
-def test_each_command_has_its_help() -> None:
+def test_each_command_has_its_help():
     text = (ROOT / "docs/commands.md").read_text()
     shown = re.findall(r"^```\{command-help\} (\S+)$", text, re.M)
     entries = SETUP["options.entry_points"]["celery.commands"].split("\n")
@@ -370,7 +364,7 @@ def test_each_command_has_its_help() -> None:
 @pytest.mark.skipif(
     find_spec("furo") is None and "CI" not in os.environ, reason="the extra docs is not installed"
 )
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+def test_the_site_is_built_without_a_warning(tmp_path):
     """A name of ours that does not exist is a warning, too."""
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-n", "-W", "--keep-going", "-q", "docs", tmp_path],
@@ -381,7 +375,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_every_page_is_in_the_contents() -> None:
+def test_every_page_is_in_the_contents():
     index = ROOT / "docs/index.md"
     lines = [line for block in blocks(index, "{toctree}") for line in block.code.splitlines()]
     named = [line for line in lines if line and not line.startswith(":")]
@@ -404,7 +398,7 @@ def ids(case: object) -> str:
 
 
 @pytest.mark.parametrize(("line", "words"), [*dict(commands()).items()], ids=ids)
-def test_a_command_exists(line: str, words: list[str]) -> None:
+def test_a_command_exists(line, words):
     program, arguments = Path(words[0]).name, words[1:]
     check = {
         "make": check_make,
@@ -477,7 +471,7 @@ def known_settings() -> set[str]:
     return set(str(refused.value).partition("expected ")[2].split(", "))
 
 
-def test_the_options_and_their_defaults() -> None:
+def test_the_options_and_their_defaults():
     rows = table("docs/options.md", heading="option")
     shown = {code_spans(row[0])[0]: code_spans(row[1])[0] for row in rows}
     names = vars(celery_sqs_backoff) | {"timedelta": timedelta}
@@ -487,7 +481,7 @@ def test_the_options_and_their_defaults() -> None:
     assert {*shown, *settings} - {"guard"} == known_settings()  # a guard is each task's own
 
 
-def test_every_app_wide_setting_that_is_named_is_one() -> None:
+def test_every_app_wide_setting_that_is_named_is_one():
     texts = [path.read_text() for path in (*PAGES, *PACKAGE.rglob("*.py"))]
     named = {
         name for text in texts for name in re.findall(r"""sqs_backoff\[["']([a-z_]+)["']\]""", text)
@@ -514,7 +508,7 @@ def log_events() -> set[tuple[str, str]]:
     return found
 
 
-def test_the_log_events() -> None:
+def test_the_log_events():
     shown = {
         (event, rows[0][0])
         for rows in tables(ROOT / "docs/log-events.md")
@@ -524,14 +518,14 @@ def test_the_log_events() -> None:
     assert shown == log_events()
 
 
-def test_the_checks_of_django() -> None:
+def test_the_checks_of_django():
     source = "".join(path.read_text() for path in (PACKAGE / "contrib/django").rglob("*.py"))
     ids = set(re.findall(r"\b([EWI]\d{3})\"", source))
     shown = {code_spans(row[0])[0] for row in table("docs/doctor-rules.md", heading="check")}
     assert shown == ids
 
 
-def test_the_fields_and_reasons_of_a_dead_letter() -> None:
+def test_the_fields_and_reasons_of_a_dead_letter():
     shown = [
         name
         for row in table("docs/dead-letter-record.md", heading="field")
@@ -588,7 +582,7 @@ def shown_actions(heading_row: int) -> set[str]:
     return {name for row in rows for name in code_spans(row[0])}
 
 
-def test_the_iam_actions_are_those_of_the_calls() -> None:
+def test_the_iam_actions_are_those_of_the_calls():
     redrive = set((PACKAGE / "redrive").rglob("*.py"))
     finder = PACKAGE / "sqs" / "find_queue.py"  # used by commands only
     worker = set(PACKAGE.rglob("*.py")) - redrive - {PACKAGE / "testing.py", finder}
@@ -597,7 +591,7 @@ def test_the_iam_actions_are_those_of_the_calls() -> None:
     assert actions_called_by(redrive) == shown_actions(1)
 
 
-def test_terraform_grants_what_the_policies_grant() -> None:
+def test_terraform_grants_what_the_policies_grant():
     import hcl2
 
     page = ROOT / "docs/queues.md"
@@ -620,14 +614,14 @@ EXISTING_STORIES = (
 )
 
 
-def test_every_story_has_its_place() -> None:
+def test_every_story_has_its_place():
     shown = [row[0] for rows in tables(ROOT / "tests/field-stories.md") for row in rows[1:]]
     assert len(set(shown)) == len(shown)
     assert set(EXISTING_STORIES) <= set(shown)
 
 
 @pytest.mark.parametrize(("page", "table"), TABLES)
-def test_the_tables_that_are_made_from_code(page: str, table: str) -> None:
+def test_the_tables_that_are_made_from_code(page, table):
     """``python -m tests.tables`` writes them."""
     text = (ROOT / "docs" / page).read_text()
     assert write_into(text, table, TABLES[page, table]()) == text

@@ -10,8 +10,6 @@
 - API: .../latest/APIReference/API_<action>.html
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

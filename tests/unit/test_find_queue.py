@@ -35,10 +35,8 @@ def finder(queues: dict[str, dict[str, Any]], **options: Any) -> QueueFinder:
     ],
     ids=["role", "no credentials"],
 )
-def test_a_role_that_cannot_be_assumed_is_a_code(
-    raised: Exception, code: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def token(role: str, seconds: int) -> Any:
+def test_a_role_that_cannot_be_assumed_is_a_code(raised, code, monkeypatch):
+    def token(role, seconds):
         raise raised
 
     monkeypatch.setattr(Channel, "generate_sts_session_token", staticmethod(token))
@@ -49,7 +47,7 @@ def test_a_role_that_cannot_be_assumed_is_a_code(
     assert failure.code == code
 
 
-def test_a_queue_is_looked_for_as_kombu_does() -> None:
+def test_a_queue_is_looked_for_as_kombu_does():
     """With the prefix, and without dots."""
     found = finder({"prod-mails-eu": {"url": f"{BASE}/x"}}, queue_name_prefix="prod-")
     assert found.name_in_sqs("mails.eu") == "x"

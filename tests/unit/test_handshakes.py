@@ -26,16 +26,16 @@ def in_thread(call: Any) -> threading.Thread:
     return thread
 
 
-def test_a_fork_waits_for_a_handshake_and_lets_none_begin_meanwhile() -> None:
+def test_a_fork_waits_for_a_handshake_and_lets_none_begin_meanwhile():
     handshakes, order = Handshakes(), []
     first = handshakes.begin()
 
-    def fork() -> None:
+    def fork():
         handshakes.before_fork()
         order.append("fork")
         handshakes.after_fork()
 
-    def second() -> None:
+    def second():
         with handshakes.one():
             order.append("second handshake")
 
@@ -51,9 +51,7 @@ def test_a_fork_waits_for_a_handshake_and_lets_none_begin_meanwhile() -> None:
     assert order == ["fork", "second handshake"]
 
 
-def test_a_handshake_that_hangs_holds_up_one_fork_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_handshake_that_hangs_holds_up_one_fork_only(monkeypatch):
     """STS may be silent for minutes, in which a pool may replace its processes many times."""
     monkeypatch.setattr(module, "_LONGEST_WAIT_SECONDS", 0.2)
     handshakes = Handshakes()
@@ -65,9 +63,9 @@ def test_a_handshake_that_hangs_holds_up_one_fork_only(
     assert 0.2 <= time.monotonic() - began < 2
 
 
-def test_a_clients_connections_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clients_connections_are_noted(monkeypatch):
     """From TCP to the end of the handshake, which fails here: nobody speaks TLS."""
-    seen: list[str] = []
+    seen = []
     monkeypatch.setattr(module.handshakes, "begin", lambda: seen.append("begin"))
     monkeypatch.setattr(module.handshakes, "end", lambda _: seen.append("end"))
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -79,7 +77,7 @@ def test_a_clients_connections_are_noted(monkeypatch: pytest.MonkeyPatch) -> Non
     assert seen == ["begin", "end"]
 
 
-def test_forks_of_a_process_are_guarded_once() -> None:
+def test_forks_of_a_process_are_guarded_once():
     code = (
         "import os, time, threading\n"
         "from celery_sqs_backoff.sqs.handshakes import guard_forks, handshakes\n"

@@ -1,11 +1,9 @@
 """What a worker remembers of messages that it has received."""
 
-from __future__ import annotations
-
 from celery_sqs_backoff.sqs.memory import Memory
 
 
-def test_as_many_messages_are_remembered_as_a_queue_can_have_in_flight() -> None:
+def test_as_many_messages_are_remembered_as_a_queue_can_have_in_flight():
     """Hidden in a circle during an outage, each would be forgotten before it comes back."""
     memory = Memory()
     for _ in range(2):

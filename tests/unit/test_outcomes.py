@@ -102,14 +102,12 @@ def raises(error: BaseException) -> Callable[[BaseException], Any]:
         ),
     },
 )
-def test_the_first_that_knows_the_failure_has_the_say(
-    exc: Exception, rules: dict[str, Any], expected: Verdict | None
-) -> None:
+def test_the_first_that_knows_the_failure_has_the_say(exc, rules, expected):
     assert judge(exc, **rules) == expected
 
 
 @pytest.mark.parametrize("explicit", [True, False], ids=["raise from", "raise while handling"])
-def test_a_retryable_cause_does_not_make_the_error_around_it_retryable(explicit: bool) -> None:
+def test_a_retryable_cause_does_not_make_the_error_around_it_retryable(explicit):
     """The error around it may have happened after the work was done."""
     outer = ValueError("wrapped")
     if explicit:
@@ -160,9 +158,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_broken_classifier_is_logged_without_user_data_and_passed_over(
-    broken: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_classifier_is_logged_without_user_data_and_passed_over(broken, caplog):
     assert judge(ProviderDown(SECRET), classify=(broken,)) is None
 
     [record] = caplog.records
@@ -183,9 +179,7 @@ def test_a_broken_classifier_is_logged_without_user_data_and_passed_over(
     ],
     ids=["function", "lambda", "object"],
 )
-def test_the_log_says_which_classifier_is_broken_and_how(
-    broken: Any, name: str, did: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_says_which_classifier_is_broken_and_how(broken, name, did, caplog):
     judge(ProviderDown(SECRET), classify=(broken,))
 
     line = f"{__name__}.{name} {did} for {__name__}.ProviderDown"
@@ -193,14 +187,12 @@ def test_the_log_says_which_classifier_is_broken_and_how(
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit()], ids=repr)
-def test_a_request_to_stop_is_not_taken_for_a_broken_classifier(stop: BaseException) -> None:
+def test_a_request_to_stop_is_not_taken_for_a_broken_classifier(stop):
     with pytest.raises(type(stop)):
         judge(ProviderDown(), classify=(raises(stop),))
 
 
-def test_broken_verdict_property(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_broken_verdict_property(caplog):
     """An exception with a broken verdict counts as a broken classifier."""
     exc = Retryable("later")
     exc.retry_after = -5
@@ -234,7 +226,7 @@ class ThatForgetsItsBase(Retryable):
     ],
     ids=repr,
 )
-def test_an_exception_survives_pickling_with_its_attributes(exc: Any) -> None:
+def test_an_exception_survives_pickling_with_its_attributes(exc):
     """It leaves the pool process, and enters a result backend, pickled."""
     back = pickle.loads(pickle.dumps(exc))
     assert type(back) is type(exc)
@@ -255,13 +247,13 @@ def test_an_exception_survives_pickling_with_its_attributes(exc: Any) -> None:
     ],
     ids=repr,
 )
-def test_an_exception_has_the_verdict_its_words_mean(exc: Any, expected: Verdict) -> None:
+def test_an_exception_has_the_verdict_its_words_mean(exc, expected):
     assert exc.verdict == expected
     assert judge(exc) == expected
 
 
 @pytest.mark.parametrize("value", [0, 1, "no", None])
-def test_not_processed_must_be_said_clearly(value: Any) -> None:
+def test_not_processed_must_be_said_clearly(value):
     """A text such as "no" is true to Python, and would undo what may have been processed."""
     with pytest.raises(TypeError, match=r"^invalid not_processed .*: expected a bool$"):
         NonRetryable("never", not_processed=value)
@@ -282,7 +274,7 @@ def test_not_processed_must_be_said_clearly(value: Any) -> None:
     ],
     ids=repr,
 )
-def test_retry_after_must_be_a_time(value: Any, error: type[Exception]) -> None:
+def test_retry_after_must_be_a_time(value, error):
     legal = r"^invalid retry_after .*: expected seconds or a timedelta, from 0 up, finite$"
     with pytest.raises(error, match=legal):
         Verdict(Outcome.RETRYABLE, retry_after=value)
@@ -291,12 +283,12 @@ def test_retry_after_must_be_a_time(value: Any, error: type[Exception]) -> None:
 
 
 @pytest.mark.parametrize("value", ["RETRYABLE", None, True, Outcome])
-def test_a_verdict_needs_an_outcome(value: Any) -> None:
+def test_a_verdict_needs_an_outcome(value):
     with pytest.raises(TypeError, match=r"^invalid outcome .*: expected an Outcome$"):
         Verdict(value)
 
 
-def test_a_verdict_is_a_value() -> None:
+def test_a_verdict_is_a_value():
     verdict = Verdict(Outcome.RETRYABLE, retry_after=3)
 
     assert pickle.loads(pickle.dumps(verdict)) == verdict
@@ -304,7 +296,7 @@ def test_a_verdict_is_a_value() -> None:
     assert isinstance(verdict.retry_after, float)
     assert Verdict(Outcome.RETRYABLE, retry_after=0) != Verdict(Outcome.RETRYABLE)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        verdict.retry_after = 4  # type: ignore[misc]
+        verdict.retry_after = 4
 
 
 @cases(
@@ -318,12 +310,12 @@ def test_a_verdict_is_a_value() -> None:
     },
 )
 def test_safe_to_repeat_and_nothing_was_processed_are_two_facts(
-    verdict: Verdict, wants_retry: bool, nothing_was_processed: bool
-) -> None:
+    verdict, wants_retry, nothing_was_processed
+):
     assert verdict.wants_retry is wants_retry
     assert verdict.nothing_was_processed is nothing_was_processed
 
 
-def test_safe_to_repeat_must_be_a_bool() -> None:
+def test_safe_to_repeat_must_be_a_bool():
     with pytest.raises(TypeError, match="invalid safe_to_repeat 1: expected a bool"):
-        Verdict(Outcome.UNKNOWN, safe_to_repeat=1)  # type: ignore[arg-type]
+        Verdict(Outcome.UNKNOWN, safe_to_repeat=1)

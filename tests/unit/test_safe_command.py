@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from celery import Celery
@@ -23,12 +21,12 @@ from .safe_app import bare_app
 
 
 @pytest.fixture
-def app() -> Iterator[Celery]:
+def app():
     app = bare_app("shown")
     app.conf.sqs_backoff = {"store": MemoryStore()}
 
     @app.task(base=WorkflowTask, bind=True, name="fund", guard=Guard(key="order:{n}", window=3600))
-    def fund(self: Any, n: int) -> None:
+    def fund(self, n):
         with self.workflow(f"order:{n}") as order:
             order.step("account", lambda: "DE89 3704")
             order.step("release", lambda: "released")
@@ -44,7 +42,7 @@ def run(app: Celery, *arguments: str, answer: str | None = None) -> Result:
     return CliRunner().invoke(safe.sqs_safe, list(arguments), obj=celery, input=answer)
 
 
-def test_a_scope_is_listed_without_its_results(app: Celery) -> None:
+def test_a_scope_is_listed_without_its_results(app):
     done = run(app, "list", "order:7")
     assert done.exit_code == safe.DONE
     assert [line.split() for line in done.stdout.splitlines()] == [
@@ -56,7 +54,7 @@ def test_a_scope_is_listed_without_its_results(app: Celery) -> None:
     assert "DE89" not in run(app, "show", "order:7").stdout
 
 
-def test_results_are_shown_when_asked(app: Celery) -> None:
+def test_results_are_shown_when_asked(app):
     done = run(app, "show", "order:7", "--show-results", "--json", "--kind", "step")
     assert [json.loads(line)["result"] for line in done.stdout.splitlines()] == [
         "DE89 3704",
@@ -64,15 +62,15 @@ def test_results_are_shown_when_asked(app: Celery) -> None:
     ]
 
 
-def test_the_records_of_one_message_are_listed(app: Celery) -> None:
+def test_the_records_of_one_message_are_listed(app):
     assert "note" in run(app, "list", "task:fund:message 1").stdout
 
 
-def test_a_workflow_whose_scope_looks_like_a_messages_is_listed(app: Celery) -> None:
+def test_a_workflow_whose_scope_looks_like_a_messages_is_listed(app):
     """As of an application that keeps tasks of its own: ``workflow(f"task:{task.pk}")``."""
 
     @app.task(base=WorkflowTask, bind=True, name="close")
-    def close(self: Any) -> None:
+    def close(self):
         with self.workflow("task:7") as work:
             work.step("account", lambda: "closed")
 
@@ -83,7 +81,7 @@ def test_a_workflow_whose_scope_looks_like_a_messages_is_listed(app: Celery) -> 
     ]
 
 
-def test_what_is_freed_is_free(app: Celery) -> None:
+def test_what_is_freed_is_free(app):
     Lock(records_of(app), "order:7").acquire()
     assert run(app, "free", "order:7", "--kind", "lock", answer="n\n").exit_code != safe.DONE
     assert "lock" in run(app, "list", "order:7").stdout
@@ -93,7 +91,7 @@ def test_what_is_freed_is_free(app: Celery) -> None:
     assert app.tasks["fund"].apply((7,), task_id="message 2").state == "SUCCESS"
 
 
-def test_one_step_is_freed_by_its_name(app: Celery) -> None:
+def test_one_step_is_freed_by_its_name(app):
     run(app, "free", "order:7", "--kind", "step", "--name", "release", "--yes")
     left = run(app, "list", "order:7").stdout
     assert "account" in left
@@ -108,20 +106,18 @@ def test_one_step_is_freed_by_its_name(app: Celery) -> None:
         (["forget", "order:7"], safe.USAGE),
     ],
 )
-def test_exit_codes(app: Celery, arguments: list[str], code: int) -> None:
+def test_exit_codes(app, arguments, code):
     assert run(app, *arguments).exit_code == code
 
 
-def test_without_a_store_the_command_says_what_to_set(app: Celery) -> None:
+def test_without_a_store_the_command_says_what_to_set(app):
     app.conf.sqs_backoff = {}
     done = run(app, "list", "order:7")
     assert (done.exit_code, "['store']" in done.output) == (safe.USAGE, True)
 
 
-def test_a_store_that_is_away_has_a_code_of_its_own(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def away(*_: object) -> None:
+def test_a_store_that_is_away_has_a_code_of_its_own(app, monkeypatch):
+    def away(*_):
         raise StoreUnavailable("away")
 
     monkeypatch.setattr(app.conf.sqs_backoff["store"], "get", away)
@@ -141,7 +137,7 @@ def test_a_store_that_is_away_has_a_code_of_its_own(
         '{"state": "done", "steps": {}, "result": 5}',
     ],
 )
-def test_a_planted_record_is_shown_as_rejected(app: Celery, planted: str) -> None:
+def test_a_planted_record_is_shown_as_rejected(app, planted):
     """Where records are not signed, anybody who can write to the store may have written it."""
     records = records_of(app)
     for kind in ("guard", "scope"):
@@ -154,21 +150,21 @@ def test_a_planted_record_is_shown_as_rejected(app: Celery, planted: str) -> Non
     assert run(app, "free", "order:8", "--kind", "workflow", "--yes").exit_code == safe.DONE
 
 
-def test_a_freed_workflow_that_was_taken_back_begins_anew(app: Celery) -> None:
+def test_a_freed_workflow_that_was_taken_back_begins_anew(app):
     """Its steps were recorded as done: the message ended well, and nothing had been done."""
     app.conf.task_always_eager = True
-    done: list[Any] = []
+    done = []
 
     @app.task(name="take_back")
-    def take_back(result: object, key: str) -> None:
+    def take_back(result, key):
         done.append(("taken back", key))
 
     @app.task(bind=True, name="post_entry")
-    def post_entry(self: Any, result: object) -> None:
+    def post_entry(self, result):
         self.step("entry", lambda: done.append("entry"))
 
     @app.task(base=WorkflowTask, bind=True, name="release")
-    def release(self: Any, address: str) -> str:
+    def release(self, address):
         with self.workflow("order:8") as order:
             key = order.key("release")
             undo, confirm = take_back.s(key), post_entry.s()
@@ -191,16 +187,16 @@ def test_a_freed_workflow_that_was_taken_back_begins_anew(app: Celery) -> None:
     assert len(done) == 2
 
 
-def test_what_was_not_taken_back_is_not_done_again_in_a_freed_workflow(app: Celery) -> None:
+def test_what_was_not_taken_back_is_not_done_again_in_a_freed_workflow(app):
     """It has no undo. It was done a second time, under a new key."""
     app.conf.task_always_eager = True
-    done: list[Any] = []
+    done = []
 
     @app.task(name="take_back")
-    def take_back(result: object) -> None: ...
+    def take_back(result): ...
 
     @app.task(base=WorkflowTask, bind=True, name="open_account")
-    def open_account(self: Any, *, is_closed: bool) -> object:
+    def open_account(self, *, is_closed):
         with self.workflow("order:8") as order:
             for name, undo in (("account", None), ("release", take_back.s())):
                 order.step(name, lambda key: done.append(key), order.key(name), undo=undo)
@@ -218,9 +214,7 @@ def test_what_was_not_taken_back_is_not_done_again_in_a_freed_workflow(app: Cele
     assert len({account, release, released_again}) == 3
 
 
-def test_who_frees_a_workflow_that_is_closing_is_told_so(
-    app: Celery,
-) -> None:
+def test_who_frees_a_workflow_that_is_closing_is_told_so(app):
     Document(records_of(app), "scope", "order:7").update(lambda _: {"state": CLOSING})
     freed = run(app, "free", "order:7", "--kind", "workflow", answer="n")
     assert "celery_sqs_backoff.take_back" in freed.stderr

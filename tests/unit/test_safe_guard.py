@@ -23,12 +23,12 @@ from .safe_app import make_app, store_of
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture
-def records(clock: Clock) -> Records:
+def records(clock):
     return Records(MemoryStore(clock=clock.time), secrets=["secret"])
 
 
@@ -36,7 +36,7 @@ def passes(records: Records, message: str, run: str) -> Any:
     return enter(records, "mail:7", message, run, 3600)
 
 
-def test_b6_the_same_message_passes_and_another_does_not(records: Records) -> None:
+def test_b6_the_same_message_passes_and_another_does_not(records):
     """The refusal does not say which message has passed."""
     assert passes(records, "A", "run 1").is_first
     assert not passes(records, "A", "run 2").is_first
@@ -45,7 +45,7 @@ def test_b6_the_same_message_passes_and_another_does_not(records: Records) -> No
     assert "A" not in str(refused.value)
 
 
-def test_another_message_passes_after_the_window(records: Records, clock: Clock) -> None:
+def test_another_message_passes_after_the_window(records, clock):
     """The same message does not extend it."""
     passes(records, "A", "run 1")
     clock.now += 3000
@@ -54,13 +54,13 @@ def test_another_message_passes_after_the_window(records: Records, clock: Clock)
     assert passes(records, "B", "run 3").is_first
 
 
-def test_the_first_run_releases_the_guard(records: Records) -> None:
+def test_the_first_run_releases_the_guard(records):
     assert release(records, passes(records, "A", "run 1"))
     assert passes(records, "B", "run 2").is_first
 
 
 @pytest.mark.parametrize("releasing", ["first", "second"])
-def test_a_shared_guard_is_not_released(records: Records, releasing: str) -> None:
+def test_a_shared_guard_is_not_released(records, releasing):
     """The other run may have done the work."""
     runs = {"first": passes(records, "A", "run 1"), "second": passes(records, "A", "run 2")}
     assert not release(records, runs[releasing])
@@ -68,26 +68,26 @@ def test_a_shared_guard_is_not_released(records: Records, releasing: str) -> Non
         passes(records, "B", "run 3")
 
 
-def test_a_run_that_was_cut_short_leaves_the_next_one_the_first(records: Records) -> None:
+def test_a_run_that_was_cut_short_leaves_the_next_one_the_first(records):
     """It found a lock held, say, and has done nothing."""
     cut_short(records, passes(records, "A", "run 1"))
     assert release(records, passes(records, "A", "run 2"))
 
 
-def test_a_message_that_is_done_gets_its_result(records: Records) -> None:
+def test_a_message_that_is_done_gets_its_result(records):
     finish(records, passes(records, "A", "run 1"), {"sent": 1})
     again = passes(records, "A", "run 2")
     assert (again.is_done, again.has_result, again.result) == (True, True, {"sent": 1})
 
 
 @pytest.mark.parametrize("result", [object(), "x" * 70_000], ids=["no JSON", "too large"])
-def test_a_message_whose_result_cannot_be_kept_is_done(records: Records, result: object) -> None:
+def test_a_message_whose_result_cannot_be_kept_is_done(records, result):
     finish(records, passes(records, "A", "run 1"), result)
     again = passes(records, "A", "run 2")
     assert (again.is_done, again.has_result) == (True, False)
 
 
-def test_of_two_runs_the_one_that_ends_well_makes_the_message_done(records: Records) -> None:
+def test_of_two_runs_the_one_that_ends_well_makes_the_message_done(records):
     first = passes(records, "A", "run 1")
     passes(records, "A", "run 2")
     finish(records, first, "sent")
@@ -109,7 +109,7 @@ def mail(customer: Any, template: str = "welcome") -> None: ...
         (lambda customer, template="": customer, (7,), {}, "7"),
     ],
 )
-def test_a_key_is_made_of_the_arguments(key: Any, args: Any, kwargs: Any, made: str) -> None:
+def test_a_key_is_made_of_the_arguments(key, args, kwargs, made):
     guard = Guard(key=key, window=timedelta(hours=1))
     guard.check(signature(mail))
     assert guard.key_for(signature(mail), args, kwargs) == made
@@ -117,20 +117,20 @@ def test_a_key_is_made_of_the_arguments(key: Any, args: Any, kwargs: Any, made: 
 
 
 @pytest.mark.parametrize("key", ["mail:{order}", "mail:{", "mail:{}", "", 7])
-def test_a_key_that_cannot_be_filled_is_refused(key: Any) -> None:
+def test_a_key_that_cannot_be_filled_is_refused(key):
     with pytest.raises(ImproperlyConfigured, match="guard"):
         Guard(key=key, window=60).check(signature(mail))
 
 
 @pytest.mark.parametrize("customer", [None, ""])
-def test_an_argument_that_names_nobody_is_no_key(customer: Any) -> None:
+def test_an_argument_that_names_nobody_is_no_key(customer):
     """All such mails would share one guard."""
     with pytest.raises((TypeError, ValueError), match="guard key"):
         Guard(key="mail:{customer}", window=60).key_for(signature(mail), (customer,), {})
 
 
 @pytest.fixture
-def app() -> Celery:
+def app():
     return make_app()
 
 
@@ -159,9 +159,9 @@ def guarded(app: Celery, *ends: Any, **options: Any) -> tuple[Any, list[str]]:
     },
 )
 def test_b1_to_b4_a_failure_releases_the_guard_only_if_nothing_was_processed(
-    app: Celery, failure: Exception, is_released: bool
-) -> None:
-    undone: list[int] = []
+    app, failure, is_released
+):
+    undone = []
     work, ran = guarded(app, failure, max_retries=0, on_not_processed=lambda *_: undone.append(1))
     work.apply(task_id="A")
     work.apply(task_id="B")
@@ -169,19 +169,19 @@ def test_b1_to_b4_a_failure_releases_the_guard_only_if_nothing_was_processed(
     assert bool(undone) is is_released
 
 
-def test_b5_one_mapping_says_what_the_errors_of_a_provider_mean(app: Celery) -> None:
+def test_b5_one_mapping_says_what_the_errors_of_a_provider_mean(app):
     """All its tasks share it, and what it does not name may have been processed."""
     means = {"421": Outcome.RETRYABLE, "550": Outcome.NOT_PROCESSED}
-    passed: dict[str, bool] = {}
+    passed = {}
 
-    def classify(exc: BaseException) -> Outcome | None:
+    def classify(exc):
         return means.get(str(exc))
 
     for name in ("mail", "sms"):
         guard = Guard(key=f"{name}:{{code}}", window=60)
 
         @app.task(bind=True, name=name, guard=guard, classify=classify, max_retries=0)
-        def send(self: Any, code: str) -> None:
+        def send(self, code):
             passed[f"{self.name} {code}"] = self.request.id == "B"
             raise OSError(code)
 
@@ -192,13 +192,13 @@ def test_b5_one_mapping_says_what_the_errors_of_a_provider_mean(app: Celery) -> 
     assert passed == {f"{name} {code}": code in means for name, code in codes}
 
 
-def test_a_run_after_one_in_doubt_undoes_nothing(app: Celery) -> None:
+def test_a_run_after_one_in_doubt_undoes_nothing(app):
     """A task with ``on_not_processed`` keeps a record of its runs, without a guard too."""
-    undone: list[int] = []
+    undone = []
     ends = [KeyboardInterrupt(), Retryable("down"), NonRetryable("no", not_processed=True)]
 
     @app.task(max_retries=0, on_not_processed=lambda *_: undone.append(1))
-    def work() -> None:
+    def work():
         raise ends.pop(0)
 
     with pytest.raises(KeyboardInterrupt):  # as SIGKILL would
@@ -209,8 +209,8 @@ def test_a_run_after_one_in_doubt_undoes_nothing(app: Celery) -> None:
     assert undone == [1], "the task's own word speaks for all its runs"
 
 
-def test_a_busy_lock_puts_no_run_in_doubt(app: Celery) -> None:
-    undone: list[int] = []
+def test_a_busy_lock_puts_no_run_in_doubt(app):
+    undone = []
     work, _ = guarded(
         app, Busy(), Retryable("down"), max_retries=0, on_not_processed=lambda *_: undone.append(1)
     )
@@ -219,12 +219,12 @@ def test_a_busy_lock_puts_no_run_in_doubt(app: Celery) -> None:
     assert undone == [1]
 
 
-def test_a_task_may_replace_itself_with_other_arguments(app: Celery) -> None:
+def test_a_task_may_replace_itself_with_other_arguments(app):
     """The replaced message has the same ID: it passes its own guard."""
-    pages: list[int] = []
+    pages = []
 
     @app.task(bind=True, guard=Guard(key="{day}", window=60))
-    def report(self: Any, day: str, page: int = 1) -> str:
+    def report(self, day, page=1):
         pages.append(page)
         if page < 3:
             raise self.replace(self.s(day, page + 1))
@@ -244,7 +244,7 @@ def test_a_task_may_replace_itself_with_other_arguments(app: Celery) -> None:
         "done": (["sent", "done"], 2 + 1),
     },
 )
-def test_what_a_guard_costs(app: Celery, ends: list[Any], calls: int) -> None:
+def test_what_a_guard_costs(app, ends, calls):
     """Calls of the store; on Redis each is one round trip."""
     work, _ = guarded(app, *ends, max_retries=0)
     for _ in ends or ["sent"]:
@@ -253,24 +253,24 @@ def test_what_a_guard_costs(app: Celery, ends: list[Any], calls: int) -> None:
     assert store_of(app).calls.total() == calls
 
 
-def test_a_store_that_is_away_after_the_run_fails_nothing(app: Celery) -> None:
+def test_a_store_that_is_away_after_the_run_fails_nothing(app):
     work, _ = guarded(app)
     store_of(app).is_away = {"replace"}
     assert work.apply(task_id="A").result == "done"
 
 
-def test_a_store_that_is_away_before_the_run_runs_nothing(app: Celery) -> None:
+def test_a_store_that_is_away_before_the_run_runs_nothing(app):
     work, ran = guarded(app, max_retries=0)
     store_of(app).is_away = True
     assert work.apply(task_id="A").state == "FAILURE"
     assert ran == []
 
 
-def test_a_guarded_block_passes_its_own_message_only(app: Celery) -> None:
-    ran: list[str] = []
+def test_a_guarded_block_passes_its_own_message_only(app):
+    ran = []
 
     @app.task(bind=True)
-    def remind(self: Any, end: Any = None) -> None:
+    def remind(self, end=None):
         with self.guarded("reminder:7", window=60):
             ran.append(self.request.id)
             if end is not None:
@@ -283,12 +283,12 @@ def test_a_guarded_block_passes_its_own_message_only(app: Celery) -> None:
 
 
 @pytest.mark.parametrize("guard", ["k", Guard(key="{order}", window=60)])
-def test_a_guard_that_could_not_work_is_refused(app: Celery, guard: Any) -> None:
+def test_a_guard_that_could_not_work_is_refused(app, guard):
     with pytest.raises(ImproperlyConfigured, match="guard"):
         app.task(base=SQSBackoffTask, shared=False, lazy=False, guard=guard)(mail)
 
 
-def test_a_guard_needs_a_store() -> None:
+def test_a_guard_needs_a_store():
     app = Celery("no store", broker="memory://", set_as_current=False)
     options = {"base": SQSBackoffTask, "shared": False, "lazy": False}
     with pytest.raises(ImproperlyConfigured, match="need a store"):

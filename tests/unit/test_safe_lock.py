@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery import Celery
 
 from celery_sqs_backoff import WorkflowTask
 from celery_sqs_backoff.safe import Busy, HeldByItself, LockLost
@@ -18,19 +17,19 @@ from .safe_app import CountedStore, make_app
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr("celery_sqs_backoff.safe.lock.time", clock)
     return clock
 
 
 @pytest.fixture
-def store(clock: Clock) -> CountedStore:
+def store(clock):
     return CountedStore(clock=clock.time)
 
 
 @pytest.fixture
-def records(store: CountedStore) -> Records:
+def records(store):
     return Records(store, secrets=["secret"])
 
 
@@ -38,7 +37,7 @@ def lock(records: Records, **options: Any) -> Lock:
     return Lock(records, "account:7", **options)
 
 
-def test_there_is_one_holder_at_a_time(records: Records, clock: Clock) -> None:
+def test_there_is_one_holder_at_a_time(records, clock):
     with lock(records, lease=60):
         clock.now += 20
         with pytest.raises(Busy) as busy:
@@ -49,7 +48,7 @@ def test_there_is_one_holder_at_a_time(records: Records, clock: Clock) -> None:
     lock(records).acquire()
 
 
-def test_a_killed_holder_holds_it_for_its_lease(records: Records, clock: Clock) -> None:
+def test_a_killed_holder_holds_it_for_its_lease(records, clock):
     lock(records, lease=timedelta(minutes=1)).acquire()
     clock.now += 59
     with pytest.raises(Busy):
@@ -58,7 +57,7 @@ def test_a_killed_holder_holds_it_for_its_lease(records: Records, clock: Clock) 
     lock(records).acquire()
 
 
-def test_renewing_starts_the_lease_again(records: Records, clock: Clock) -> None:
+def test_renewing_starts_the_lease_again(records, clock):
     held = lock(records, lease=60).acquire()
     clock.now += 50
     held.renew()
@@ -70,9 +69,7 @@ def test_renewing_starts_the_lease_again(records: Records, clock: Clock) -> None
         held.renew()
 
 
-def test_a_late_holder_does_not_free_the_next_ones_lock(
-    records: Records, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_late_holder_does_not_free_the_next_ones_lock(records, clock, caplog):
     late = lock(records, lease=60).acquire()
     clock.now += 61
     lock(records, lease=60).acquire()
@@ -82,15 +79,13 @@ def test_a_late_holder_does_not_free_the_next_ones_lock(
         lock(records).acquire()
 
 
-def test_a_body_that_is_done_does_not_fail_by_its_release(
-    records: Records, store: CountedStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_body_that_is_done_does_not_fail_by_its_release(records, store, caplog):
     with lock(records):
         store.is_away = True
     assert "sqs_backoff.lock_not_released" in caplog.text
 
 
-def test_a_renewal_whose_answer_was_lost_does_not_keep_the_lock(records: Records) -> None:
+def test_a_renewal_whose_answer_was_lost_does_not_keep_the_lock(records):
     with lock(records) as held:
         record = held._record
         held.renew()
@@ -99,29 +94,29 @@ def test_a_renewal_whose_answer_was_lost_does_not_keep_the_lock(records: Records
 
 
 @pytest.mark.parametrize("lease", [0, -1, float("inf"), timedelta(0)])
-def test_a_lease_is_above_0_and_ends(records: Records, lease: Any) -> None:
+def test_a_lease_is_above_0_and_ends(records, lease):
     with pytest.raises(ValueError, match="lease"):
         lock(records, lease=lease)
 
 
 @pytest.mark.parametrize("key", [None, "", True, 1.5])
-def test_a_key_is_text_an_int_or_a_uuid(records: Records, key: Any) -> None:
+def test_a_key_is_text_an_int_or_a_uuid(records, key):
     with pytest.raises((TypeError, ValueError), match="lock key"):
         Lock(records, key)
 
 
 @pytest.fixture
-def app() -> Celery:
+def app():
     return make_app()
 
 
 @pytest.mark.parametrize("outer", ["exclusive", "workflow"])
 @pytest.mark.parametrize("inner", ["exclusive", "workflow"])
-def test_entering_twice_in_a_run_is_an_error(app: Celery, outer: str, inner: str) -> None:
+def test_entering_twice_in_a_run_is_an_error(app, outer, inner):
     """It would wait for itself. ``exclusive`` and ``workflow`` of a name are one lock."""
 
     @app.task(base=WorkflowTask, bind=True)
-    def work(self: Any) -> None:
+    def work(self):
         with getattr(self, outer)("order:7"), getattr(self, inner)("order:7"):
             pytest.fail("it has entered twice")
 
@@ -132,23 +127,23 @@ def test_entering_twice_in_a_run_is_an_error(app: Celery, outer: str, inner: str
 
 @pytest.mark.parametrize("held", ["exclusive", "workflow"])
 @pytest.mark.parametrize("asked", ["exclusive", "workflow"])
-def test_w3_two_runs_are_not_in_one_object(app: Celery, held: str, asked: str) -> None:
+def test_w3_two_runs_are_not_in_one_object(app, held, asked):
     @app.task(base=WorkflowTask, bind=True, name="other", max_retries=0)
-    def other(self: Any) -> None:
+    def other(self):
         with getattr(self, asked)("order:7"):
             pytest.fail("two runs at once")
 
     @app.task(base=WorkflowTask, bind=True)
-    def holder(self: Any) -> Any:
+    def holder(self):
         with getattr(self, held)("order:7"):
             return repr(other.apply(task_id="B").result)
 
     assert "Busy" in holder.apply(task_id="A").result
 
 
-def test_a_lock_is_entered_again_after_its_block(app: Celery) -> None:
+def test_a_lock_is_entered_again_after_its_block(app):
     @app.task(bind=True)
-    def work(self: Any) -> str:
+    def work(self):
         for _ in range(2):
             with self.exclusive("order:7") as held:
                 held.renew()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,20 +37,18 @@ class Provider:
 
 
 @pytest.fixture
-def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
+def provider(monkeypatch):
     provider = Provider()
     monkeypatch.setattr(requests, "post", provider.post)
     return provider
 
 
 @pytest.fixture
-def page(
-    request: pytest.FixtureRequest, provider: Provider, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[dict[str, Any]]:
+def page(request, provider, monkeypatch):
     # Its tasks are shared: they would be defined on the apps of all later tests.
     monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
     monkeypatch.setattr(_state._tls, "current_app", _state._tls.current_app)
-    names: dict[str, Any] = {"__name__": "page"}
+    names = {"__name__": "page"}
     path = DOCS / request.param
     exec(compile(python_of(path), str(path), "exec"), names)
     app = names["app"]
@@ -63,7 +60,7 @@ def page(
 
 
 @pytest.mark.parametrize("page", ["run-twice.md"], indirect=True)
-def test_one_mail_per_customer_and_hour(page: dict[str, Any]) -> None:
+def test_one_mail_per_customer_and_hour(page):
     welcome = page["welcome"]
     for message in ("1", "1"):
         assert welcome.apply((7,), task_id=message).get() == "sent"
@@ -72,9 +69,7 @@ def test_one_mail_per_customer_and_hour(page: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("page", ["run-twice.md"], indirect=True)
-def test_a_charge_in_doubt_is_repeated_under_the_same_key(
-    page: dict[str, Any], provider: Provider
-) -> None:
+def test_a_charge_in_doubt_is_repeated_under_the_same_key(page, provider):
     charge = page["charge_once"]
     provider.loses_answers = 1
     assert charge.apply((9, 100), task_id="1").state == "FAILURE"  # eagerly, no retry
@@ -85,11 +80,9 @@ def test_a_charge_in_doubt_is_repeated_under_the_same_key(
 
 
 @pytest.mark.parametrize("page", ["workflows.md"], indirect=True)
-def test_several_calls_are_confirmed_or_taken_back(
-    page: dict[str, Any], provider: Provider, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    confirmed: list[Any] = []
-    taken_back: list[Any] = []
+def test_several_calls_are_confirmed_or_taken_back(page, provider, monkeypatch):
+    confirmed = []
+    taken_back = []
     page["post_entry"].run = lambda released: confirmed.append(released)
     page["take_back"].run = lambda released, key: taken_back.append((released, key))
     open_account = page["open_account"]

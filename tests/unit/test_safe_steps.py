@@ -25,17 +25,17 @@ Color = Enum("Color", "RED BLUE")
 
 
 @pytest.fixture
-def app() -> Celery:
+def app():
     return make_app()
 
 
 @pytest.fixture
-def confirmed(app: Celery) -> list[Any]:
+def confirmed(app):
     """The calls of the task ``confirm``: what it got, and its ID."""
-    calls: list[Any] = []
+    calls = []
 
     @app.task(bind=True, name="confirm")
-    def confirm(self: Any, *args: Any) -> None:
+    def confirm(self, *args):
         calls.append((args, self.request.id))
 
     return calls
@@ -52,11 +52,11 @@ def run(app: Celery, body: Any, *, message: str = "A", throw: bool = True) -> An
     return work.apply(task_id=message, throw=throw).result
 
 
-def test_w1_a_step_is_done_once_per_message(app: Celery) -> None:
+def test_w1_a_step_is_done_once_per_message(app):
     """A rerun gets the recorded result, and so does the first run, through JSON."""
-    done: list[str] = []
+    done = []
 
-    def charge(name: str) -> Any:
+    def charge(name):
         done.append(name)
         return {"at": date(2026, 1, 2), "sum": Decimal("1.10"), "parts": (1, 2)}
 
@@ -68,24 +68,24 @@ def test_w1_a_step_is_done_once_per_message(app: Celery) -> None:
     assert done == ["a", "a"]
 
 
-def test_messages_that_name_a_scope_share_its_steps(app: Celery) -> None:
-    done: list[int] = []
+def test_messages_that_name_a_scope_share_its_steps(app):
+    done = []
     for message in "AB":
         run(app, lambda self: self.step("x", done.append, 1, scope="order:7"), message=message)
     assert done == [1]
 
 
-def test_a_step_that_failed_is_done_again(app: Celery) -> None:
+def test_a_step_that_failed_is_done_again(app):
     """In the same run too."""
-    ends: list[Any] = [ConnectionError(), "done"]
+    ends = [ConnectionError(), "done"]
 
-    def charge() -> Any:
+    def charge():
         end = ends.pop(0)
         if isinstance(end, Exception):
             raise end
         return end
 
-    def body(self: Any) -> Any:
+    def body(self):
         with pytest.raises(ConnectionError):
             self.step("charge", charge)
         return self.step("charge", charge)
@@ -93,7 +93,7 @@ def test_a_step_that_failed_is_done_again(app: Celery) -> None:
     assert run(app, body) == "done"
 
 
-def test_a_step_with_other_arguments_is_refused(app: Celery) -> None:
+def test_a_step_with_other_arguments_is_refused(app):
     run(app, lambda self: self.step("charge", str, 7))
     with pytest.raises(OtherInput, match="charge"):
         run(app, lambda self: self.step("charge", str, 8))
@@ -123,14 +123,14 @@ class Customer:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_inputs(one: Any, other: Any) -> None:
+def test_inputs(one, other):
     """Arguments of two kinds or values are told apart, wherever they stand."""
     assert input_of(str, (one,), {}) != input_of(str, (other,), {})
     assert input_of(str, (), {"a": [one]}) != input_of(str, (), {"a": [other]})
     assert input_of(str, (one,), {}) == input_of(partial(str, one), (), {})
 
 
-def test_inputs_that_are_the_same() -> None:
+def test_inputs_that_are_the_same():
     """The order of keys does not count, nor does an object without a primary key."""
     same = [{"a": 1, "b": object()}, {"b": object(), "a": 1}]
     assert len({input_of(str, (each,), {}) for each in same}) == 1
@@ -151,29 +151,27 @@ async def not_awaited() -> None: ...
         pytest.param(["charge"], not_awaited, "async", id="async"),
     ],
 )
-def test_a_step_that_could_not_be_known_or_done_is_refused(
-    app: Celery, names: Any, function: Any, why: str
-) -> None:
+def test_a_step_that_could_not_be_known_or_done_is_refused(app, names, function, why):
     with pytest.raises((TypeError, ValueError), match=why):
         run(app, lambda self: [self.step(name, function) for name in names])
 
 
-def test_a_result_that_is_not_json_is_not_recorded(app: Celery) -> None:
+def test_a_result_that_is_not_json_is_not_recorded(app):
     """It is said, and not retried."""
     assert isinstance(
         run(app, lambda self: self.step("charge", object), throw=False), StepNotRecorded
     )
 
 
-def test_a_store_that_goes_away_in_a_step_does_not_repeat_it(app: Celery) -> None:
-    def charge() -> None:
+def test_a_store_that_goes_away_in_a_step_does_not_repeat_it(app):
+    def charge():
         store_of(app).is_away = True
 
     result = run(app, lambda self: self.step("charge", charge), throw=False)
     assert isinstance(result, StepNotRecorded)
 
 
-def test_a_step_is_confirmed_once_it_is_recorded(app: Celery, confirmed: list[Any]) -> None:
+def test_a_step_is_confirmed_once_it_is_recorded(app, confirmed):
     """The task gets the step's result; an immutable signature stays as it is."""
     confirm = app.tasks["confirm"]
     for _ in range(2):
@@ -182,16 +180,14 @@ def test_a_step_is_confirmed_once_it_is_recorded(app: Celery, confirmed: list[An
     assert [args for args, _ in confirmed] == [("7", "x"), ("y",)]
 
 
-def test_w6_a_confirmation_that_was_not_sent_is_sent_by_the_next_run(
-    app: Celery, confirmed: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_w6_a_confirmation_that_was_not_sent_is_sent_by_the_next_run(app, confirmed, monkeypatch):
     """The step is not done again; what is sent twice has one ID."""
     confirm, done = app.tasks["confirm"], list[int]()
 
-    def away(*_: Any, **__: Any) -> None:
+    def away(*_, **__):
         raise ConnectionError
 
-    def body(self: Any) -> None:
+    def body(self):
         self.step("a", done.append, 7, confirm=confirm.s())
 
     with monkeypatch.context() as patch:
@@ -201,10 +197,10 @@ def test_w6_a_confirmation_that_was_not_sent_is_sent_by_the_next_run(
     assert (done, len(confirmed)) == ([7], 1)
 
 
-def test_a_confirmation_that_is_sent_twice_has_one_id(app: Celery, confirmed: list[Any]) -> None:
+def test_a_confirmation_that_is_sent_twice_has_one_id(app, confirmed):
     confirm, store = app.tasks["confirm"], store_of(app)
 
-    def lose(*_: Any) -> None:
+    def lose(*_):
         confirmed.append(())
         store.is_away = {"replace"}
 
@@ -218,9 +214,7 @@ def test_a_confirmation_that_is_sent_twice_has_one_id(app: Celery, confirmed: li
 
 
 @pytest.mark.parametrize("kind", ["text", "chain", "group", "no JSON"])
-def test_what_could_not_be_sent_is_refused_before_the_step(
-    app: Celery, confirmed: list[Any], kind: str
-) -> None:
+def test_what_could_not_be_sent_is_refused_before_the_step(app, confirmed, kind):
     confirm = app.tasks["confirm"]
     given = {
         "text": "confirm",
@@ -232,10 +226,10 @@ def test_what_could_not_be_sent_is_refused_before_the_step(
         run(app, lambda self: self.step("a", pytest.fail, confirm=given))
 
 
-def test_w5_r2_a_key_is_the_same_on_every_attempt(app: Celery) -> None:
+def test_w5_r2_a_key_is_the_same_on_every_attempt(app):
     """It is another one for another message, name, task or version."""
 
-    def keys(self: Any) -> list[str]:
+    def keys(self):
         return [self.idempotency_key("a"), self.idempotency_key("b")]
 
     first = run(app, keys)
@@ -245,14 +239,14 @@ def test_w5_r2_a_key_is_the_same_on_every_attempt(app: Celery) -> None:
     assert UUID(first[0]).version == 5
 
 
-def test_w7_a_step_and_a_guard_outlive_the_providers_key() -> None:
+def test_w7_a_step_and_a_guard_outlive_the_providers_key():
     """The provider forgets a key after a day. The step stays done, and another message out."""
     clock, provider = Clock(), list[str]()
     app = make_app(store=CountedStore(clock=clock.time))
-    ends: list[Any] = [KeyboardInterrupt(), "done"]
+    ends = [KeyboardInterrupt(), "done"]
 
     @app.task(bind=True, guard=Guard(key="7", window=3 * DAY))
-    def charge(self: Any) -> Any:
+    def charge(self):
         self.step("charge", provider.append, self.idempotency_key("charge"))
         end = ends.pop(0)
         if isinstance(end, BaseException):
@@ -267,23 +261,23 @@ def test_w7_a_step_and_a_guard_outlive_the_providers_key() -> None:
     assert len(provider) == 1
 
 
-def test_a_key_touches_no_store(app: Celery) -> None:
+def test_a_key_touches_no_store(app):
     run(app, lambda self: self.idempotency_key("a"))
     assert store_of(app).calls.total() == 0
 
 
-def test_keys_never_change(app: Celery) -> None:
+def test_keys_never_change(app):
     """Providers know calls by them: a release that derived others would repeat the calls."""
     assert str(NAMESPACE) == "52c2d7a4-55a3-5c5c-8a4e-4f4f8ab0a9a1"
     key = run(app, lambda self: self.idempotency_key("charge", scope="order:7"))
     assert key == "39f0ff1d-3cf1-5ac5-b5d5-d829feb8cb32"
 
 
-def test_outside_a_run_a_record_needs_a_scope(app: Celery) -> None:
+def test_outside_a_run_a_record_needs_a_scope(app):
     """Also where the task is called as a function inside another one's run."""
 
     @app.task(bind=True)
-    def inner(self: Any, **options: Any) -> str:
+    def inner(self, **options):
         return str(self.idempotency_key("a", **options))
 
     with pytest.raises(OutsideRun, match="scope="):
@@ -292,28 +286,28 @@ def test_outside_a_run_a_record_needs_a_scope(app: Celery) -> None:
     assert inner(scope="order:7") == run(app, lambda self: inner(scope="order:7"))
 
 
-def test_a_failure_that_certainly_did_nothing_forgets_the_step(app: Celery) -> None:
+def test_a_failure_that_certainly_did_nothing_forgets_the_step(app):
     """So its arguments may be corrected."""
 
-    def refuse(amount: int) -> None:
+    def refuse(amount):
         raise NonRetryable("refused", not_processed=True)
 
     run(app, lambda self: self.step("charge", refuse, 7), throw=False)
     assert run(app, lambda self: self.step("charge", str, 8)) == "8"
 
 
-def test_a_step_that_another_message_has_done_meanwhile_is_not_forgotten(app: Celery) -> None:
+def test_a_step_that_another_message_has_done_meanwhile_is_not_forgotten(app):
     """Two messages may do a step of one scope at once, since it has no lock."""
-    done: list[str] = []
+    done = []
 
-    def charge() -> None:
+    def charge():
         if not done:
             done.append("B")
             run(app, body, message="B")
             raise NonRetryable("no such card", not_processed=True)
         done.append("later")
 
-    def body(self: Any) -> None:
+    def body(self):
         self.step("charge", charge, scope="order:7")
 
     run(app, body, throw=False)
@@ -321,7 +315,7 @@ def test_a_step_that_another_message_has_done_meanwhile_is_not_forgotten(app: Ce
     assert done == ["B", "later"], "B has done it, and C need not"
 
 
-def test_the_store_shows_neither_ids_nor_arguments(app: Celery) -> None:
+def test_the_store_shows_neither_ids_nor_arguments(app):
     run(app, lambda self: self.step("charge", len, "secret"), message="task-id-7")
     text = str(store_of(app)._records)
     assert "secret" not in text

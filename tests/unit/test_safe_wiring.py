@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,7 +37,7 @@ GUARD = Guard(key="mail:{customer}", window=3600)
 
 
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+def app(monkeypatch):
     drain = Transport.drain_events  # a worker that is told to stop ends when this returns
     monkeypatch.setattr(
         Transport, "drain_events", lambda self, connection, timeout: drain(self, connection, 0.05)
@@ -50,13 +49,11 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     app.close()
 
 
-def test_a_refused_message_is_ignored_and_its_result_says_why(
-    app: Celery, caplog: pytest.LogCaptureFixture
-) -> None:
-    runs: list[int] = []
+def test_a_refused_message_is_ignored_and_its_result_says_why(app, caplog):
+    runs = []
 
     @app.task(name="mail", guard=GUARD)
-    def mail(customer: int) -> str:
+    def mail(customer):
         runs.append(customer)
         return "sent"
 
@@ -71,16 +68,16 @@ def test_a_refused_message_is_ignored_and_its_result_says_why(
     assert mail(7) == "sent", "a direct call is not guarded"
 
 
-def test_a_refused_message_ends_its_chain_and_stores_why(app: Celery) -> None:
+def test_a_refused_message_ends_its_chain_and_stores_why(app):
     app.conf.result_backend = "cache+memory://"
-    marked: list[object] = []
+    marked = []
 
     @app.task(name="mail", guard=GUARD)
-    def mail(customer: int) -> str:
+    def mail(customer):
         return "sent"
 
     @app.task(name="mark")
-    def mark(result: object) -> None:
+    def mark(result):
         marked.append(result)
 
     with start_worker(app, pool="solo", perform_ping_check=False):
@@ -91,26 +88,26 @@ def test_a_refused_message_ends_its_chain_and_stores_why(app: Celery) -> None:
 
 
 @pytest.mark.parametrize("how", ["a member", "one without result", "the first of a chain"])
-def test_a_chord_counts_a_refused_member_as_ended(app: Celery, how: str) -> None:
+def test_a_chord_counts_a_refused_member_as_ended(app, how):
     app.conf.result_backend = "cache+memory://"
-    counted: list[int] = []
+    counted = []
 
     @app.task(name="mail", guard=GUARD, ignore_result=how == "one without result")
-    def mail(customer: int) -> str:
+    def mail(customer):
         return "sent"
 
     @app.task(name="mark")
-    def mark(*results: object) -> int:
+    def mark(*results):
         return 1
 
     @app.task(name="count")
-    def count(results: list[object]) -> None:
+    def count(results):
         counted.append(len(results))
 
     mail.apply((7,))
     member = chain(mail.si(7), mark.si()) if how == "the first of a chain" else mail.si(7)
     if how == "one without result":  # there is no result that could be joined
-        parts: list[object] = []
+        parts = []
         app.backend.on_chord_part_return = lambda request, *_, **__: parts.append(request.id)
         request = SimpleNamespace(
             id="a", chord={"task": "count"}, chain=None, ignore_result=True, is_eager=False
@@ -128,13 +125,11 @@ def test_a_chord_counts_a_refused_member_as_ended(app: Celery, how: str) -> None
     not hasattr(celery_task, "get_actual_ignore_result"), reason="Celery 5.7 heeds the call"
 )
 @pytest.mark.parametrize("asked_for", [True, False])
-def test_the_result_of_a_refused_message_is_stored_where_the_call_wants_it(
-    app: Celery, asked_for: bool
-) -> None:
+def test_the_result_of_a_refused_message_is_stored_where_the_call_wants_it(app, asked_for):
     app.conf.result_backend = "cache+memory://"
 
     @app.task(name="mail", guard=GUARD, ignore_result=asked_for)
-    def mail(customer: int) -> str:
+    def mail(customer):
         return "sent"
 
     mail.apply((7,))
@@ -147,13 +142,11 @@ def test_the_result_of_a_refused_message_is_stored_where_the_call_wants_it(
 
 
 @pytest.mark.parametrize("waiting", ["chain", "callbacks", "chord"])
-def test_a_done_message_without_its_result_does_not_end_in_silence_what_waits_for_it(
-    app: Celery, waiting: str
-) -> None:
+def test_a_done_message_without_its_result_does_not_end_in_silence_what_waits_for_it(app, waiting):
     """Its worker may have been lost between the run's end and the sending of the next task."""
 
     @app.task(name="mail", guard=GUARD, retry_on=(Exception,))
-    def mail(customer: int) -> str:
+    def mail(customer):
         return "x" * 100_000
 
     mail.apply((7,), task_id="a")
@@ -170,11 +163,11 @@ def test_a_done_message_without_its_result_does_not_end_in_silence_what_waits_fo
         mail.run(7)
 
 
-def test_arguments_that_the_run_changes_do_not_change_its_guard(app: Celery) -> None:
+def test_arguments_that_the_run_changes_do_not_change_its_guard(app):
     guard = Guard(key="mail:{payload[customer]}", window=3600)
 
     @app.task(name="mail", guard=guard)
-    def mail(payload: dict[str, Any]) -> str:
+    def mail(payload):
         customer = payload.pop("customer")
         if failures:
             raise failures.pop()
@@ -195,10 +188,10 @@ def test_arguments_that_the_run_changes_do_not_change_its_guard(app: Celery) -> 
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_errors_of_ours_have_a_fixed_verdict(app: Celery, error: Exception) -> None:
+def test_errors_of_ours_have_a_fixed_verdict(app, error):
     """``autoretry_for=(Exception,)`` is the commonest list there is."""
-    undone: list[object] = []
-    runs: list[int] = []
+    undone = []
+    runs = []
 
     @app.task(
         name="mail",
@@ -208,7 +201,7 @@ def test_errors_of_ours_have_a_fixed_verdict(app: Celery, error: Exception) -> N
         classify=lambda exc: Outcome.RETRYABLE,
         on_not_processed=lambda *_: undone.append(1),
     )
-    def mail() -> None:
+    def mail():
         runs.append(1)
         raise error
 
@@ -242,11 +235,9 @@ def _publishing(
     [("given", Retryable), ("caught", Retryable), ("bare", Retry), ("given", TimeoutError)],
     ids=["given", "caught", "bare", "in doubt"],
 )
-def test_what_is_to_be_undone_is_undone_when_a_copy_is_published(
-    app: Celery, monkeypatch: pytest.MonkeyPatch, how: str, error: Any
-) -> None:
+def test_what_is_to_be_undone_is_undone_when_a_copy_is_published(app, monkeypatch, how, error):
 
-    def run(self: Any, customer: int, page: int) -> None:
+    def run(self, customer, page):
         if self.request.id == "another":
             return
         if how == "bare":
@@ -266,12 +257,10 @@ def test_what_is_to_be_undone_is_undone_when_a_copy_is_published(
     assert is_refused is (error is TimeoutError)
 
 
-def test_undo_comes_after_the_blocks_of_the_task(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_undo_comes_after_the_blocks_of_the_task(app, monkeypatch):
     """In its transaction, what ``on_not_processed`` writes would be rolled back."""
 
-    def run(self: Any, customer: int, page: int) -> None:
+    def run(self, customer, page):
         with contextlib.ExitStack() as transaction:
             transaction.callback(happened.append, ("rollback",))
             self.retry(args=(customer, page + 1))
@@ -284,12 +273,10 @@ def test_undo_comes_after_the_blocks_of_the_task(
 
 
 @pytest.mark.parametrize("end", ["returned", "failed", "caught"])
-def test_nothing_is_undone_where_the_run_goes_on_beside_its_copy(
-    app: Celery, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
+def test_nothing_is_undone_where_the_run_goes_on_beside_its_copy(app, monkeypatch, end):
     """``throw=False``, or an ``except Exception`` around ``retry()``."""
 
-    def run(self: Any, customer: int, page: int) -> object:
+    def run(self, customer, page):
         if self.request.retries:
             return "done"
         try:
@@ -322,9 +309,9 @@ class ChargeTimedOut(ProviderDown):
 
 
 @pytest.mark.parametrize("how", ["option", "block"])
-def test_a_retry_is_judged_by_the_error_it_was_given(app: Celery, how: str) -> None:
+def test_a_retry_is_judged_by_the_error_it_was_given(app, how):
     """Not by the class above that Celery puts in its place: the charge may have been made."""
-    charged: list[int] = []
+    charged = []
 
     @app.task(
         bind=True,
@@ -333,7 +320,7 @@ def test_a_retry_is_judged_by_the_error_it_was_given(app: Celery, how: str) -> N
         retry_on=(ProviderDown,),
         classify=lambda exc: Outcome.UNKNOWN if isinstance(exc, ChargeTimedOut) else None,
     )
-    def charge(self: Any, customer: int) -> None:
+    def charge(self, customer):
         with contextlib.nullcontext() if how == "option" else self.guarded(customer, window=60):
             charged.append(customer)
             self.retry(exc=ChargeTimedOut("no answer", 408))
@@ -349,14 +336,14 @@ def test_a_retry_is_judged_by_the_error_it_was_given(app: Celery, how: str) -> N
 @pytest.mark.parametrize("caught", [False, True], ids=["given", "caught"])
 @pytest.mark.parametrize(("cause", "is_undone"), [(TimeoutError(), 0), (Retryable("down"), 1)])
 def test_a_retry_by_hand_means_what_it_is_for_also_if_none_is_left(
-    app: Celery, cause: Exception, is_undone: int, caught: bool, max_retries: int
-) -> None:
+    app, cause, is_undone, caught, max_retries
+):
     """That no retry is left does not say that the charge that timed out was not made."""
-    undone: list[object] = []
-    charged: list[str] = []
+    undone = []
+    charged = []
 
     @app.task(bind=True, name="charge", guard=GUARD, on_not_processed=lambda *_: undone.append(1))
-    def charge(self: Any, customer: int) -> None:
+    def charge(self, customer):
         charged.append(self.request.id)
         try:
             raise cause
@@ -373,16 +360,16 @@ def test_a_retry_by_hand_means_what_it_is_for_also_if_none_is_left(
 
 
 @pytest.mark.parametrize("how", ["option", "block"])
-def test_a_guard_is_not_taken_back_once_a_step_is_done(app: Celery, how: str) -> None:
+def test_a_guard_is_not_taken_back_once_a_step_is_done(app, how):
     """The mail has been sent; that the next call was refused does not let a second one out."""
-    sent: list[str] = []
+    sent = []
 
-    def work(self: Any) -> None:
+    def work(self):
         self.step("mail", sent.append, "mail")
         raise Retryable("the next call was refused")
 
     @app.task(bind=True, name="mail", guard=GUARD if how == "option" else None)
-    def mail(self: Any, customer: int) -> None:
+    def mail(self, customer):
         if how == "option":
             work(self)
         with self.guarded("mail:7", window=3600):
@@ -393,11 +380,11 @@ def test_a_guard_is_not_taken_back_once_a_step_is_done(app: Celery, how: str) ->
     assert sent == ["mail"]
 
 
-def test_a_block_is_taken_back_although_a_step_was_done_before_it(app: Celery) -> None:
-    asked: list[str] = []
+def test_a_block_is_taken_back_although_a_step_was_done_before_it(app):
+    asked = []
 
     @app.task(bind=True, name="mail")
-    def mail(self: Any) -> None:
+    def mail(self):
         self.step("account", list)
         with self.guarded("mail:7", window=3600):
             asked.append(self.request.id)
@@ -416,11 +403,11 @@ def _delivered(task: Any, **request: Any) -> Any:
     return task
 
 
-def test_a_store_that_is_away_is_a_counted_retry_and_nothing_is_undone(app: Celery) -> None:
-    undone: list[object] = []
+def test_a_store_that_is_away_is_a_counted_retry_and_nothing_is_undone(app):
+    undone = []
 
     @app.task(name="steps", bind=True, max_retries=1, on_not_processed=lambda *_: undone.append(1))
-    def steps(self: Any) -> None:
+    def steps(self):
         raise StoreUnavailable("away")
 
     with pytest.raises(Retry) as retried:

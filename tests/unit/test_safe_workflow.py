@@ -38,25 +38,25 @@ class Bank:
 
 
 @pytest.fixture
-def app() -> Celery:
+def app():
     return make_app()
 
 
 @pytest.fixture
-def bank() -> Bank:
+def bank():
     return Bank()
 
 
 @pytest.fixture
-def fund(app: Celery, bank: Bank) -> Any:
+def fund(app, bank):
     """A workflow of three steps, which ends as the bank says."""
 
     @app.task(name="undo")
-    def undo(result: Any, name: str) -> None:
+    def undo(result, name):
         bank.undone.append((name, result))
 
     @app.task(base=WorkflowTask, bind=True, name="fund", max_retries=0)
-    def fund(self: Any, end: BaseException | None = None, steps: str = "abc") -> str:
+    def fund(self, end=None, steps="abc"):
         with self.workflow("order:7") as order:
             for name in steps:
                 order.step(name, bank.do, name, undo=undo.s(name))
@@ -70,7 +70,7 @@ def fund(app: Celery, bank: Bank) -> Any:
 REFUSED = NonRetryable("refused", not_processed=True)
 
 
-def test_w1_a_rerun_goes_on_where_it_stopped(fund: Any, bank: Bank) -> None:
+def test_w1_a_rerun_goes_on_where_it_stopped(fund, bank):
     bank.ends = [None, KeyboardInterrupt()]  # as SIGKILL would
     with pytest.raises(KeyboardInterrupt):
         fund.apply(task_id="A")
@@ -79,15 +79,13 @@ def test_w1_a_rerun_goes_on_where_it_stopped(fund: Any, bank: Bank) -> None:
     assert bank.undone == []
 
 
-def test_a_workflow_of_three_steps_costs_at_most_16_calls(fund: Any, app: Celery) -> None:
+def test_a_workflow_of_three_steps_costs_at_most_16_calls(fund, app):
     fund.apply(task_id="A")
     assert store_of(app).calls.total() <= 16
 
 
 @pytest.mark.parametrize("end", [REFUSED, ValueError(), Retryable("down")], ids=lambda e: type(e))
-def test_w2_it_is_taken_back_when_the_message_is_given_up(
-    app: Celery, fund: Any, bank: Bank, end: BaseException
-) -> None:
+def test_w2_it_is_taken_back_when_the_message_is_given_up(app, fund, bank, end):
     """The last step's task first, each with the step's result."""
     fund.apply((end,), task_id="A")
     assert bank.undone == [(name, f"{name} is done") for name in "cba"]
@@ -96,7 +94,7 @@ def test_w2_it_is_taken_back_when_the_message_is_given_up(
     assert bank.done == ["a", "b", "c"]
 
 
-def test_a_message_that_goes_on_for_weeks_is_taken_back(app: Celery, fund: Any, bank: Bank) -> None:
+def test_a_message_that_goes_on_for_weeks_is_taken_back(app, fund, bank):
     """Each run renews the list of what the message has entered, also if it is given up unrun."""
     clock = Clock()
     app.conf.sqs_backoff["store"] = CountedStore(clock=clock.time)
@@ -109,9 +107,7 @@ def test_a_message_that_goes_on_for_weeks_is_taken_back(app: Celery, fund: Any, 
     assert [name for name, _ in bank.undone] == ["b", "a"]
 
 
-def test_w3_what_was_recorded_stays_and_the_error_is_raised(
-    app: Celery, fund: Any, bank: Bank
-) -> None:
+def test_w3_what_was_recorded_stays_and_the_error_is_raised(app, fund, bank):
     """The lock is free then."""
     bank.ends = [None, ConnectionError("down")]
     with pytest.raises(ConnectionError):
@@ -121,22 +117,22 @@ def test_w3_what_was_recorded_stays_and_the_error_is_raised(
     assert bank.done == ["a", "b", "b", "c"]
 
 
-def test_a_step_in_doubt_is_taken_back_too(fund: Any, bank: Bank) -> None:
+def test_a_step_in_doubt_is_taken_back_too(fund, bank):
     """Without a result."""
     bank.ends = [None, TimeoutError()]
     fund.apply(task_id="A")
     assert bank.undone == [("b", None), ("a", "a is done")]
 
 
-def test_a_step_that_certainly_did_nothing_is_not_taken_back(fund: Any, bank: Bank) -> None:
+def test_a_step_that_certainly_did_nothing_is_not_taken_back(fund, bank):
     bank.ends = [None, REFUSED]
     fund.apply(task_id="A")
     assert bank.undone == [("a", "a is done")]
 
 
-def test_a_step_without_undo_stands(app: Celery, fund: Any, bank: Bank) -> None:
+def test_a_step_without_undo_stands(app, fund, bank):
     @app.task(base=WorkflowTask, bind=True)
-    def work(self: Any) -> None:
+    def work(self):
         with self.workflow("order:8") as order:
             order.step("a", bank.do, "a")
             order.step("b", bank.do, "b", undo=app.tasks["undo"].s("b"))
@@ -146,13 +142,11 @@ def test_a_step_without_undo_stands(app: Celery, fund: Any, bank: Bank) -> None:
     assert [name for name, _ in bank.undone] == ["b"]
 
 
-def test_each_undoing_task_waits_for_the_one_before(
-    app: Celery, fund: Any, bank: Bank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_undoing_task_waits_for_the_one_before(app, fund, bank, monkeypatch):
     """If one fails, the rest waits for it, also if the given-up message is given up again."""
     failing = [True]
 
-    def undo(result: Any, name: str) -> None:
+    def undo(result, name):
         if name == "b" and failing:
             raise ValueError
         bank.undone.append((name, result))
@@ -175,9 +169,7 @@ def taken_back(app: Celery, message: str, **facts: Any) -> None:
     app.tasks[take_back.NAME].apply(args, task_id=given["task_id"], throw=True)
 
 
-def test_the_main_process_takes_back_what_a_lost_run_has_done(
-    app: Celery, fund: Any, bank: Bank
-) -> None:
+def test_the_main_process_takes_back_what_a_lost_run_has_done(app, fund, bank):
     """It is known from the records alone."""
     bank.ends = [None, KeyboardInterrupt()]
     with pytest.raises(KeyboardInterrupt):
@@ -187,22 +179,22 @@ def test_the_main_process_takes_back_what_a_lost_run_has_done(
 
 
 @pytest.mark.parametrize("end", [Ignore(), None])
-def test_a_block_that_ends_by_ignore_has_ended_well(fund: Any, bank: Bank, end: Any) -> None:
+def test_a_block_that_ends_by_ignore_has_ended_well(fund, bank, end):
     fund.apply((end,), task_id="A")
     assert bank.undone == []
 
 
-def test_a_workflow_entered_in_a_helper_is_taken_back(app: Celery, fund: Any, bank: Bank) -> None:
+def test_a_workflow_entered_in_a_helper_is_taken_back(app, fund, bank):
     """A fresh process gives the message up before it gets there."""
     helped = [True]
 
-    def helper(task: Any) -> None:
+    def helper(task):
         with task.workflow("order:7") as order:
             order.step("a", bank.do, "a", undo=app.tasks["undo"].s("a"))
             raise KeyboardInterrupt
 
     @app.task(base=WorkflowTask, bind=True, name="helped")
-    def work(self: Any) -> None:
+    def work(self):
         if not helped:
             raise NonRetryable("no")
         helper(self)
@@ -214,12 +206,12 @@ def test_a_workflow_entered_in_a_helper_is_taken_back(app: Celery, fund: Any, ba
     assert [name for name, _ in bank.undone] == ["a"]
 
 
-def test_other_tasks_send_and_ask_nothing(app: Celery) -> None:
+def test_other_tasks_send_and_ask_nothing(app):
     """Tasks without guard, lock, step or workflow never touch the store."""
     store_of(app).is_away = True
 
     @app.task(bind=True, name="plain")
-    def plain(self: Any) -> None:
+    def plain(self):
         order = {"workflow": "shipped", "exclusive": self.name}
         raise NonRetryable(order["workflow"])
 
@@ -227,10 +219,8 @@ def test_other_tasks_send_and_ask_nothing(app: Celery) -> None:
     assert store_of(app).calls.total() == 0
 
 
-def test_a_broker_that_is_away_is_asked_again_by_the_settler(
-    app: Celery, fund: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def away(*_: Any, **__: Any) -> None:
+def test_a_broker_that_is_away_is_asked_again_by_the_settler(app, fund, monkeypatch, caplog):
+    def away(*_, **__):
         raise ConnectionError("password=hunter2")
 
     monkeypatch.setattr(type(app.tasks[take_back.NAME]), "apply_async", away)
@@ -240,11 +230,9 @@ def test_a_broker_that_is_away_is_asked_again_by_the_settler(
 
 
 @pytest.mark.parametrize("queue", ["funds", "funds.fifo"])
-def test_the_task_goes_to_the_queue_of_the_message(
-    app: Celery, fund: Any, monkeypatch: pytest.MonkeyPatch, queue: str
-) -> None:
+def test_the_task_goes_to_the_queue_of_the_message(app, fund, monkeypatch, queue):
     """A worker of that queue knows the app's tasks. On a FIFO queue it holds up no other one."""
-    sent: list[Any] = []
+    sent = []
     task = app.tasks[take_back.NAME]
     monkeypatch.setattr(type(task), "apply_async", lambda _, args, **o: sent.append((args, o)))
     assert fund.extension.given_up(fund, "A", run="run", began=7.0, queue=queue)
@@ -253,14 +241,12 @@ def test_the_task_goes_to_the_queue_of_the_message(
     assert sent == [((digest, "run", 7.0, queue), {"queue": queue} | group)]
 
 
-def test_undoing_tasks_that_could_not_be_sent_are_retried(
-    app: Celery, fund: Any, bank: Bank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_undoing_tasks_that_could_not_be_sent_are_retried(app, fund, bank, monkeypatch):
     bank.ends = [None, KeyboardInterrupt()]
     with pytest.raises(KeyboardInterrupt):
         fund.apply(task_id="A")
 
-    def away(*_: Any, **__: Any) -> None:
+    def away(*_, **__):
         raise ConnectionError
 
     with monkeypatch.context() as patch:
@@ -271,9 +257,9 @@ def test_undoing_tasks_that_could_not_be_sent_are_retried(
     assert [name for name, _ in bank.undone] == ["b", "a"]
 
 
-def test_a_step_is_inside_its_block(app: Celery) -> None:
+def test_a_step_is_inside_its_block(app):
     @app.task(base=WorkflowTask, bind=True)
-    def work(self: Any) -> None:
+    def work(self):
         with self.workflow("order:7") as order:
             pass
         order.step("a", pytest.fail)
@@ -282,9 +268,9 @@ def test_a_step_is_inside_its_block(app: Celery) -> None:
         work.apply(task_id="A", throw=True)
 
 
-def test_w5_two_messages_share_the_keys_of_a_workflow(app: Celery) -> None:
+def test_w5_two_messages_share_the_keys_of_a_workflow(app):
     @app.task(base=WorkflowTask, bind=True)
-    def work(self: Any) -> list[str]:
+    def work(self):
         with self.workflow("order:7") as order:
             return [order.key("a"), order.key("b")]
 
@@ -293,33 +279,33 @@ def test_w5_two_messages_share_the_keys_of_a_workflow(app: Celery) -> None:
     assert first[0] != first[1]
 
 
-def test_a_workflow_needs_a_task_that_is_given_up_for(app: Celery, fund: Any) -> None:
+def test_a_workflow_needs_a_task_that_is_given_up_for(app, fund):
     """In a message of another task nobody would take its steps back."""
 
     @app.task()
-    def outer() -> None:
+    def outer():
         fund.run()
 
     with pytest.raises(RuntimeError, match="WorkflowTask"):
         outer.apply(task_id="A", throw=True)
 
 
-def test_an_undoing_task_that_its_guard_refuses_is_a_dead_letter(app: Celery, bank: Bank) -> None:
+def test_an_undoing_task_that_its_guard_refuses_is_a_dead_letter(app, bank):
     """Its step stands. It is redriven when the guard's window is over."""
-    ended: list[Any] = []
+    ended = []
 
     class Guarded(SQSBackoffTask):
         abstract = True
 
-        def on_failure(self, exc: Exception, *_: Any) -> None:
+        def on_failure(self, exc, *_):
             ended.append(type(exc))
 
     @app.task(base=Guarded, guard=Guard(key="undo", window=60))
-    def undo(result: Any) -> None:
+    def undo(result):
         bank.undone.append((result, None))
 
     @app.task(base=WorkflowTask, bind=True)
-    def work(self: Any) -> None:
+    def work(self):
         with self.workflow("order:7") as order:
             for name in "ab":
                 order.step(name, bank.do, name, undo=undo.s())
@@ -339,16 +325,14 @@ def test_an_undoing_task_that_its_guard_refuses_is_a_dead_letter(app: Celery, ba
     ],
     ids=["deleted when it fails", "expires", "sent with expires"],
 )
-def test_a_task_that_may_end_unnoticed_undoes_nothing(
-    app: Celery, base: Any, options: dict[str, Any], sent: dict[str, Any]
-) -> None:
+def test_a_task_that_may_end_unnoticed_undoes_nothing(app, base, options, sent):
     """If it did, the other steps would stand."""
 
     @app.task(base=base, name="plain", **options)
-    def plain(result: Any) -> None: ...
+    def plain(result): ...
 
     @app.task(base=WorkflowTask, bind=True)
-    def work(self: Any) -> None:
+    def work(self):
         with self.workflow("order:7") as order:
             order.step("a", pytest.fail, undo=plain.s().set(**sent))
 
@@ -356,9 +340,7 @@ def test_a_task_that_may_end_unnoticed_undoes_nothing(
         work.apply(task_id="A", throw=True)
 
 
-def test_a_call_as_a_function_goes_on_and_answers_for_nothing(
-    app: Celery, fund: Any, bank: Bank
-) -> None:
+def test_a_call_as_a_function_goes_on_and_answers_for_nothing(app, fund, bank):
     bank.ends = [None, KeyboardInterrupt()]
     with pytest.raises(KeyboardInterrupt):
         fund.apply(task_id="A")
@@ -366,14 +348,12 @@ def test_a_call_as_a_function_goes_on_and_answers_for_nothing(
     assert bank.done == ["a", "b", "c"]
 
 
-def test_a_refused_message_takes_back_what_its_earlier_runs_have_done(
-    app: Celery, fund: Any, bank: Bank
-) -> None:
+def test_a_refused_message_takes_back_what_its_earlier_runs_have_done(app, fund, bank):
     """Its guard's window has ended, and another message has passed."""
     guard = Guard(key="k", window=60)
 
     @app.task(base=WorkflowTask, bind=True, guard=guard)
-    def work(self: Any, name: str) -> None:
+    def work(self, name):
         with self.workflow(f"order:{name}") as order:
             order.step("a", bank.do, name, undo=app.tasks["undo"].s(name))
             raise KeyboardInterrupt
@@ -388,20 +368,20 @@ def test_a_refused_message_takes_back_what_its_earlier_runs_have_done(
     assert [name for name, _ in bank.undone] == ["A"]
 
 
-def test_a_shared_store_needs_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_store_needs_a_secret(monkeypatch):
     monkeypatch.delitem(sys.modules, "django.conf", raising=False)  # it has a secret
     app = bare_app("unsigned")
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:1/0"}
 
     @app.task(base=WorkflowTask, bind=True)
-    def work(self: Any) -> None:
+    def work(self):
         self.workflow("order:7")
 
     with pytest.raises(ImproperlyConfigured, match="secret"):
         work()
 
 
-def test_a_planted_record_sends_no_task(app: Celery, fund: Any, bank: Bank) -> None:
+def test_a_planted_record_sends_no_task(app, fund, bank):
     """Records say which task undoes a step, so they are signed."""
     bank.ends = [None, KeyboardInterrupt()]
     with pytest.raises(KeyboardInterrupt):

@@ -66,7 +66,7 @@ def alert(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("behave", [no_tls, hangs_up, alert], ids=lambda b: b.__name__)
-def test_a_tls_handshake_that_fails_has_sent_nothing(behave) -> None:
+def test_a_tls_handshake_that_fails_has_sent_nothing(behave):
     with serving(behave) as url:
         found = failure(url)
     assert found.kind is Kind.UNREACHABLE, found
@@ -82,10 +82,10 @@ def test_a_tls_handshake_that_fails_has_sent_nothing(behave) -> None:
     ],
     ids=lambda body: repr(body[:16]),
 )
-def test_a_response_that_makes_no_sense_leaves_the_call_in_doubt(body: bytes) -> None:
+def test_a_response_that_makes_no_sense_leaves_the_call_in_doubt(body):
     """SQS may have done it, and a proxy has garbled what it said."""
 
-    def behave(connection: socket.socket) -> None:
+    def behave(connection):
         connection.recv(65_536)
         connection.sendall(
             b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body
@@ -97,7 +97,7 @@ def test_a_response_that_makes_no_sense_leaves_the_call_in_doubt(body: bytes) ->
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
+def authority(tmp_path_factory):
     ca, path = trustme.CA(), tmp_path_factory.mktemp("ca") / "ca.pem"
     ca.cert_pem.write_to_path(str(path))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -105,10 +105,10 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext,
     return context, str(path)
 
 
-def test_a_certificate_that_is_not_trusted_has_sent_nothing(authority) -> None:
+def test_a_certificate_that_is_not_trusted_has_sent_nothing(authority):
     context, _ = authority
 
-    def behave(connection: socket.socket) -> None:
+    def behave(connection):
         with suppress(OSError):
             context.wrap_socket(connection, server_side=True).recv(1)
 
@@ -116,12 +116,12 @@ def test_a_certificate_that_is_not_trusted_has_sent_nothing(authority) -> None:
         assert failure(url, ca=True).kind is Kind.UNREACHABLE
 
 
-def test_tls_that_breaks_behind_the_request_leaves_it_in_doubt(authority) -> None:
+def test_tls_that_breaks_behind_the_request_leaves_it_in_doubt(authority):
     """The same class of error, but SQS may have the message."""
     context, ca = authority
     seen = []
 
-    def behave(connection: socket.socket) -> None:
+    def behave(connection):
         secure = context.wrap_socket(connection, server_side=True)
         seen.append(secure.recv(65_536))
         raw = socket.socket(fileno=secure.detach())
@@ -147,14 +147,12 @@ def test_tls_that_breaks_behind_the_request_leaves_it_in_doubt(authority) -> Non
         ("KmsThrottled", "KMS.ThrottlingException", Kind.THROTTLED),
     ],
 )
-def test_sqs_names_the_errors_of_a_key_as_its_older_protocol_does(
-    shape: str, code: str, kind: Kind
-) -> None:
+def test_sqs_names_the_errors_of_a_key_as_its_older_protocol_does(shape, code, kind):
     """botocore takes the code from the header, not from the body."""
     body = f'{{"__type":"com.amazonaws.sqs#{shape}","message":"m"}}'.encode()
     head = f"HTTP/1.1 400 Bad Request\r\nx-amzn-query-error: {code};Sender\r\n"
 
-    def behave(connection: socket.socket) -> None:
+    def behave(connection):
         connection.recv(65_536)
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
@@ -178,6 +176,6 @@ def test_sqs_names_the_errors_of_a_key_as_its_older_protocol_does(
         ("SomethingNew", "credentials and Region"),
     ],
 )
-def test_advice(code: str, words: str) -> None:
+def test_advice(code, words):
     """A person who reads an error's code reads what to do about it."""
     assert words in advice(code)

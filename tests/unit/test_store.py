@@ -1,7 +1,5 @@
 """Which store a setting names, and which settings are refused."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -13,7 +11,7 @@ from celery_sqs_backoff.store.records import Records
 from celery_sqs_backoff.store.settings import has_store, open_store, store_of
 
 
-def test_no_store() -> None:
+def test_no_store():
     """An app without a store is told how to name one."""
     app = Celery(set_as_current=False)
     assert not has_store(app)
@@ -44,7 +42,7 @@ def test_no_store() -> None:
     ],
     ids=str,
 )
-def test_wrong_store(named: object, why: str) -> None:
+def test_wrong_store(named, why):
     """A wrong store is refused in one line that does not show the URL, and so no password."""
     with pytest.raises(ImproperlyConfigured, match=why) as refused:
         open_store(named)
@@ -52,18 +50,18 @@ def test_wrong_store(named: object, why: str) -> None:
     assert refused.value.__context__ is None or refused.value.__suppress_context__
 
 
-def test_one_url_is_one_store() -> None:
+def test_one_url_is_one_store():
     assert open_store("memory://a") is open_store("memory://a")
     assert open_store("memory://a") is not open_store("memory://b")
 
 
-def test_a_store_of_ones_own_is_taken_as_it_is() -> None:
+def test_a_store_of_ones_own_is_taken_as_it_is():
     app = Celery(set_as_current=False)
     app.conf.sqs_backoff = {"store": (store := MemoryStore())}
     assert store_of(app) is store
 
 
-def test_keys_are_hashed_and_never_ambiguous() -> None:
+def test_keys_are_hashed_and_never_ambiguous():
     records = Records(MemoryStore(), namespace="a:b")
     names = ["x" * 300, "x" * 301, "cus_A", "cus_a", "b:c", "é", "\ud800"]
     keys = {records.key("step", name) for name in names} | {
@@ -73,7 +71,7 @@ def test_keys_are_hashed_and_never_ambiguous() -> None:
     assert all(re.fullmatch("step:[0-9a-f]{64}", key) for key in keys)
 
 
-def test_memory_forgets_what_has_ended() -> None:
+def test_memory_forgets_what_has_ended():
     now = [0.0]
     store = MemoryStore(clock=lambda: now[0])
     for n in range(1500):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from celery import Celery
@@ -21,13 +19,13 @@ from tests.support.processes import free_port
 
 
 @pytest.fixture(autouse=True)
-def no_django(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_django(monkeypatch):
     """Another test of this process may have set Django up, whose SECRET_KEY would sign."""
     monkeypatch.setattr("celery_sqs_backoff.store.settings._django_secrets", lambda: ())
 
 
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+def app(monkeypatch):
     for name in ("AWS_DEFAULT_REGION", "AWS_REGION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
@@ -36,19 +34,17 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     app.close()
 
 
-def test_a_store_that_is_away_lets_the_worker_start(
-    app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_store_that_is_away_lets_the_worker_start(app, monkeypatch, caplog):
     """It is looked at again, and the log says when it answers."""
 
     @app.task(shared=False, base=SQSBackoffTask, name="mail", lazy=False)
-    def mail() -> None: ...
+    def mail(): ...
 
     assert "celery_sqs_backoff.store.check:StoreStep" in app.steps["worker"]
     app.conf.sqs_backoff = {"store": f"redis://:secret@127.0.0.1:{free_port()}/0"}
-    pauses: list[float] = []
+    pauses = []
 
-    def answer_the_third_time(seconds: float) -> None:
+    def answer_the_third_time(seconds):
         pauses.append(seconds)
         if len(pauses) == 3:
             app.conf.sqs_backoff = {"store": "memory://"}
@@ -62,7 +58,7 @@ def test_a_store_that_is_away_lets_the_worker_start(
     assert "secret" not in caplog.text
 
 
-def test_a_store_in_memory_is_refused_in_a_prefork_worker(app: Celery) -> None:
+def test_a_store_in_memory_is_refused_in_a_prefork_worker(app):
     for store in ("memory://", MemoryStore()):
         app.conf.sqs_backoff = {"store": store}
         with pytest.raises(ImproperlyConfigured, match="prefork"):
@@ -70,7 +66,7 @@ def test_a_store_in_memory_is_refused_in_a_prefork_worker(app: Celery) -> None:
         StoreStep.create(None, SimpleNamespace(app=app, pool_cls=Solo))
 
 
-def test_dynamodb_without_a_region_is_refused(app: Celery) -> None:
+def test_dynamodb_without_a_region_is_refused(app):
     app.conf.sqs_backoff = {"store": "dynamodb://table"}
     with pytest.raises(ImproperlyConfigured, match="region="):
         check_offline(app)
@@ -86,13 +82,13 @@ def test_dynamodb_without_a_region_is_refused(app: Celery) -> None:
         ({"encrypt": "fernet"}, "encrypt"),
     ],
 )
-def test_bad_settings_are_refused(app: Celery, settings: dict[str, Any], why: str) -> None:
+def test_bad_settings_are_refused(app, settings, why):
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0", **settings}
     with pytest.raises(ImproperlyConfigured, match=why):
         check_offline(app)
 
 
-def test_two_environments_cannot_meet_silently() -> None:
+def test_two_environments_cannot_meet_silently():
     """An app without a name of its own, on a shared store."""
     app = Celery(broker="memory://", set_as_current=False)
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0"}
@@ -104,13 +100,13 @@ def test_two_environments_cannot_meet_silently() -> None:
     check_offline(app)
 
 
-def test_a_workflow_on_a_shared_store_needs_a_secret(app: Celery) -> None:
+def test_a_workflow_on_a_shared_store_needs_a_secret(app):
     """Else each of its messages would be a dead letter."""
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0"}
     check_offline(app)
 
     @app.task(base=WorkflowTask, shared=False, lazy=False)
-    def fund() -> None: ...
+    def fund(): ...
 
     with pytest.raises(ImproperlyConfigured, match="secret"):
         check_offline(app)
@@ -118,7 +114,7 @@ def test_a_workflow_on_a_shared_store_needs_a_secret(app: Celery) -> None:
     check_offline(app)
 
 
-def test_unsigned_records_on_a_shared_store_are_warned_of(app: Celery) -> None:
+def test_unsigned_records_on_a_shared_store_are_warned_of(app):
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0"}
     assert "secret" in str(forgery_of(app))
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0", "secret": "s"}
@@ -127,18 +123,16 @@ def test_unsigned_records_on_a_shared_store_are_warned_of(app: Celery) -> None:
     assert forgery_of(app) is None
 
 
-def test_an_app_without_a_store_has_nothing_to_check(app: Celery) -> None:
+def test_an_app_without_a_store_has_nothing_to_check(app):
     check_by_asking(app)
 
 
 @pytest.mark.parametrize("denied", ["add", "get", "replace", "delete"])
-def test_a_store_that_lacks_one_right_of_those_that_runs_need_is_refused(
-    app: Celery, denied: str
-) -> None:
+def test_a_store_that_lacks_one_right_of_those_that_runs_need_is_refused(app, denied):
     """Such as UPDATE on the table, or dynamodb:GetItem: every run would fail."""
 
     class Limited(MemoryStore):
-        def __getattribute__(self, name: str) -> Any:
+        def __getattribute__(self, name):
             if name == denied:
                 raise StoreRefused("AccessDenied")
             return super().__getattribute__(name)
@@ -165,7 +159,7 @@ class OneWay(Cipher):
 
 
 @pytest.mark.parametrize("cipher", [Cipher, OneWay()], ids=["a class", "one way"])
-def test_a_cipher_that_does_not_work_is_refused_at_the_start(app: Celery, cipher: Any) -> None:
+def test_a_cipher_that_does_not_work_is_refused_at_the_start(app, cipher):
     """Each step would be done, and then not recorded."""
     app.conf.sqs_backoff = {"store": MemoryStore(), "encrypt": Cipher()}
     check_by_asking(app)
@@ -178,9 +172,7 @@ def test_a_cipher_that_does_not_work_is_refused_at_the_start(app: Celery, cipher
 @pytest.mark.parametrize(
     "option", ["socket_timeout=-1", "socket_keepalive=1&socket_keepalive_options=x"]
 )
-def test_an_option_that_only_connecting_shows_to_be_wrong_is_refused_at_the_start(
-    app: Celery, option: str
-) -> None:
+def test_an_option_that_only_connecting_shows_to_be_wrong_is_refused_at_the_start(app, option):
     app.conf.sqs_backoff = {
         "store": f"redis://127.0.0.1:6379?{option}",
         "namespace": "shop",
@@ -190,9 +182,7 @@ def test_an_option_that_only_connecting_shows_to_be_wrong_is_refused_at_the_star
         check_by_asking(app)
 
 
-def test_a_pool_process_leaves_the_main_processs_database_pools_alone(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_process_leaves_the_main_processs_database_pools_alone(app, monkeypatch):
     """Two processes on one connection: their tasks failed by ``ProgrammingError``, or hung.
 
     Celery closes the pools that a process has inherited, and with them the main process's
@@ -210,7 +200,7 @@ def test_a_pool_process_leaves_the_main_processs_database_pools_alone(
     assert pools
 
 
-def test_django_without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_django_without_settings(monkeypatch):
     """A store in Django is refused in one line if nothing names the settings."""
     from django.conf import LazySettings
 

@@ -103,7 +103,7 @@ def imports(module: str, *, for_types: bool = True) -> frozenset[str]:
     return frozenset(found & modules().keys()) - {module}
 
 
-def test_imports_point_one_way() -> None:
+def test_imports_point_one_way():
     """retry <- sqs <- (task, worker, provider, redrive, safe) <- shells."""
     wrong = {}
     for module in filter(None, modules()):
@@ -114,12 +114,12 @@ def test_imports_point_one_way() -> None:
     assert wrong == {}
 
 
-def test_no_module_imports_itself_by_a_detour() -> None:
+def test_no_module_imports_itself_by_a_detour():
     """A part may name the type of the whole that owns it, which imports nothing at run time."""
-    state: dict[str, bool] = {}
+    state = {}
     circles = set()
 
-    def visit(module: str, path: tuple[str, ...]) -> None:
+    def visit(module, path):
         state[module] = True
         for target in sorted(imports(module, for_types=False)):
             if target in path:

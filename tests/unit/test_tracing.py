@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -22,7 +21,7 @@ TRACE = f"00-{7:032x}-{8:016x}-01"
 
 
 @pytest.fixture
-def provider() -> Iterator[tuple[TracerProvider, InMemorySpanExporter]]:
+def provider():
     exporter, made = InMemorySpanExporter(), TracerProvider()
     made.add_span_processor(SimpleSpanProcessor(exporter))
     yield made, exporter
@@ -65,7 +64,7 @@ def span_of(
     ],
     ids=["success", "retry", "dead letter", "crash"],
 )
-def test_a_span_says_how_the_run_ended(provider, ended, attributes, events) -> None:
+def test_a_span_says_how_the_run_ended(provider, ended, attributes, events):
     span = span_of(provider, ended)
     common = {"message_id": "m", "receive_count": 3, "attempt": 2}
     assert dict(span.attributes) == {
@@ -75,7 +74,7 @@ def test_a_span_says_how_the_run_ended(provider, ended, attributes, events) -> N
     assert span.links == ()
 
 
-def test_a_replay_links_to_the_run_that_failed(provider) -> None:
+def test_a_replay_links_to_the_run_that_failed(provider):
     [link] = span_of(provider, replay_of=TRACE).links
     assert (link.context.trace_id, link.context.span_id) == (7, 8)
     assert link.context.is_remote
@@ -94,22 +93,22 @@ def test_a_replay_links_to_the_run_that_failed(provider) -> None:
         '{"trace": "' + "x" * 5_000 + '"}',
     ],
 )
-def test_forged_trace_mark_makes_no_link(provider, mark: str) -> None:
+def test_forged_trace_mark_makes_no_link(provider, mark):
     message = {"MessageAttributes": {REPLAY_ATTRIBUTE: {"StringValue": mark}}}
     assert span_of(provider, replay_of=replay_of(message)).links == ()
 
 
-def test_a_tracing_library_that_raises_fails_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracing_library_that_raises_fails_no_task(monkeypatch):
     class Broken:
         @staticmethod
-        def get_current_span() -> object:
+        def get_current_span():
             raise OSError
 
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", Broken)
     assert note_end(RETURNED, Delivery("m", "url", 0.0), attempt=1) is None
 
 
-def test_without_opentelemetry_it_is_not_imported() -> None:
+def test_without_opentelemetry_it_is_not_imported():
     code = (
         "import sys; from celery_sqs_backoff.task.tracing import note_end;"
         "assert note_end(None, None, attempt=1) is None; assert 'opentelemetry' not in sys.modules"

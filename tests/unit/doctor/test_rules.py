@@ -207,12 +207,12 @@ BROKEN = {
 }
 
 
-def test_nothing_is_found_where_all_is_well() -> None:
+def test_nothing_is_found_where_all_is_well():
     assert examine(WELL) == []
 
 
 @pytest.mark.parametrize(("facts", "expected"), BROKEN.values(), ids=BROKEN.keys())
-def test_each_fault_is_found_and_nothing_else(facts: ProjectFacts, expected: str) -> None:
+def test_each_fault_is_found_and_nothing_else(facts, expected):
     [finding] = examine(facts)
     assert finding.id == expected
     for text in (finding.subject, finding.evidence, finding.consequence):
@@ -221,7 +221,7 @@ def test_each_fault_is_found_and_nothing_else(facts: ProjectFacts, expected: str
     assert json.dumps(finding.as_dict())
 
 
-def test_each_rule_has_a_broken_set_up_and_an_id_of_its_own() -> None:
+def test_each_rule_has_a_broken_set_up_and_an_id_of_its_own():
     assert {expected for _, expected in BROKEN.values()} == {rule.id for rule in RULES}
     numbers = [rule.id[1:] for rule in RULES]
     assert len(numbers) == len(set(numbers))
@@ -230,24 +230,24 @@ def test_each_rule_has_a_broken_set_up_and_an_id_of_its_own() -> None:
         assert rule.title
 
 
-def test_nothing_is_said_about_what_could_not_be_read() -> None:
+def test_nothing_is_said_about_what_could_not_be_read():
     unread = replace(queue(), attributes=None, failure="ServiceUnavailable", dlq=None)
     assert examine(of(unread)) == []
 
 
-def test_offline_rules_need_no_queues() -> None:
+def test_offline_rules_need_no_queues():
     facts = replace(BROKEN["E011 visibility timeout 0"][0], app=with_app(events=True).app)
     assert [f.id for f in examine(facts, live=False)] == ["W029"]
 
 
-def test_a_finding_can_be_ignored_for_all_or_one_subject() -> None:
+def test_a_finding_can_be_ignored_for_all_or_one_subject():
     facts = of(queue(DelaySeconds="9"), queue("bulk", DelaySeconds="9"))
     assert [f.subject for f in examine(facts)] == ["bulk", "mails"]
     assert [f.subject for f in examine(facts, ignore=["W015:bulk"])] == ["mails"]
     assert examine(facts, ignore=["W015"]) == []
 
 
-def test_the_worst_comes_first() -> None:
+def test_the_worst_comes_first():
     facts = with_queue(DelaySeconds="9", VisibilityTimeout="0", MaximumMessageSize="1024")
     assert [f.severity for f in examine(facts)] == [
         Severity.ERROR,
@@ -256,7 +256,7 @@ def test_the_worst_comes_first() -> None:
     ]
 
 
-def test_a_small_max_receive_count_says_when_messages_become_dead_letters() -> None:
+def test_a_small_max_receive_count_says_when_messages_become_dead_letters():
     """The mail outage: 7 receives, 30 seconds apart, 2,500 mails."""
     facts = replace(
         with_queue(RedrivePolicy=redrive("mails-dlq", 8)),
@@ -268,11 +268,11 @@ def test_a_small_max_receive_count_says_when_messages_become_dead_letters() -> N
     )
 
 
-def test_a_policy_of_the_user_that_fails_does_not_stop_the_doctor() -> None:
+def test_a_policy_of_the_user_that_fails_does_not_stop_the_doctor():
     """Workers delay by ``FullJitter()`` instead, and so do the numbers here."""
 
     class ThreeDelays(Policy):
-        def ceiling(self, attempt: int) -> float:
+        def ceiling(self, attempt):
             return (1.0, 5.0, 60.0)[attempt - 1]
 
     facts = replace(
@@ -285,13 +285,13 @@ def test_a_policy_of_the_user_that_fails_does_not_stop_the_doctor() -> None:
 @pytest.mark.parametrize(
     ("mine", "theirs"), [("1209600", "1209600"), ("345600", "1209600"), ("60", "61")]
 )
-def test_dead_letters_that_are_kept_for_as_long_as_can_be_are_fine(mine: str, theirs: str) -> None:
+def test_dead_letters_that_are_kept_for_as_long_as_can_be_are_fine(mine, theirs):
     dlq = dead_letters(MessageRetentionPeriod=theirs)
     facts = of(queue(MessageRetentionPeriod=mine, dlq=dlq))
     assert [f.id for f in examine(facts) if f.id != "W009"] == []
 
 
-def test_a_fifo_queue_and_its_dead_letters_may_be_kept_for_as_long() -> None:
+def test_a_fifo_queue_and_its_dead_letters_may_be_kept_for_as_long():
     """SQS resets a message's age when it moves it between FIFO queues."""
     assert "W008" not in {f.id for f in examine(fifo(dlq_retention="345600"))}
 
@@ -307,7 +307,7 @@ def fifo_with(receives: int, **changed: Any) -> ProjectFacts:
     return replace(facts, queues=(found, *WELL.queues))
 
 
-def test_the_delays_of_a_fifo_queue_are_those_under_fifo_cap() -> None:
+def test_the_delays_of_a_fifo_queue_are_those_under_fifo_cap():
     """At 300 seconds at the most, 100 receives last for four of the 36 hours."""
     [found] = examine(fifo_with(100))
     assert (found.id, found.subject) == ("W010", "mails.fifo")
@@ -317,7 +317,7 @@ def test_the_delays_of_a_fifo_queue_are_those_under_fifo_cap() -> None:
     assert examine(fifo_with(1000)) == []
 
 
-def test_a_fifo_cap_that_is_too_short_for_any_number_of_receives_is_to_be_raised() -> None:
+def test_a_fifo_cap_that_is_too_short_for_any_number_of_receives_is_to_be_raised():
     [found] = examine(fifo_with(1000, retry_for=72 * 3600.0))
     assert "raise the fifo_cap of shop.send_mail" in found.fix.text
 
@@ -331,9 +331,7 @@ def test_a_fifo_cap_that_is_too_short_for_any_number_of_receives_is_to_be_raised
         "nobody knows where it goes": (None, ["W009", "W010"]),
     },
 )
-def test_a_queue_is_set_up_for_the_tasks_that_go_to_it(
-    elsewhere: str | None, expected: list[str]
-) -> None:
+def test_a_queue_is_set_up_for_the_tasks_that_go_to_it(elsewhere, expected):
     """Few receives and a short retention are right for a queue of tasks that give up early."""
     brief = replace(TASK, name="shop.ping", queue="mails", max_retries=3, retry_for=600.0)
     app = replace(APP, tasks=(brief, replace(TASK, queue=elsewhere)))
@@ -342,31 +340,31 @@ def test_a_queue_is_set_up_for_the_tasks_that_go_to_it(
     assert [f.id for f in examine(facts)] == expected
 
 
-def test_a_queue_that_no_route_names_is_set_up_for_all_tasks() -> None:
+def test_a_queue_that_no_route_names_is_set_up_for_all_tasks():
     facts = with_queue(RedrivePolicy=redrive("mails-dlq", 7))
     app = with_task(queue="bulk").app
     assert [f.id for f in examine(replace(facts, app=app))] == ["W010"]
 
 
-def test_a_queue_that_no_route_names_is_set_up_for_the_tasks_without_a_route() -> None:
+def test_a_queue_that_no_route_names_is_set_up_for_the_tasks_without_a_route():
     brief = replace(TASK, name="shop.ping", queue="celery", max_retries=3, retry_for=600.0)
     facts = with_queue(RedrivePolicy=redrive("mails-dlq", 7))
     app = replace(APP, tasks=(brief, replace(TASK, queue="bulk")))
     assert examine(replace(facts, app=app)) == []
 
 
-def test_a_missing_fifo_queue_is_created_as_one() -> None:
+def test_a_missing_fifo_queue_is_created_as_one():
     facts = replace(FIFO, attributes=None, failure="NonExistentQueue", dlq=None)
     [found] = examine(of(facts))
     assert found.fix.aws.endswith("--queue-name mails.fifo --attributes FifoQueue=true")
 
 
-def test_a_task_that_deletes_what_it_gives_up_needs_no_dlq() -> None:
+def test_a_task_that_deletes_what_it_gives_up_needs_no_dlq():
     facts = replace(BROKEN["W002 no DLQ"][0], app=with_task(wants_dlq=False).app)
     assert examine(facts) == []
 
 
-def test_a_policy_to_paste_replaces_no_other() -> None:
+def test_a_policy_to_paste_replaces_no_other():
     """put-role-policy overwrites what the role has under the same name."""
     refused = ("sqs:ChangeMessageVisibility", "sqs:DeleteMessage")
     queues = (replace(queue(), denied=refused), replace(queue("bulk"), denied=refused[1:]))
@@ -374,7 +372,7 @@ def test_a_policy_to_paste_replaces_no_other() -> None:
     assert names == ["bulk-DeleteMessage", "mails-ChangeMessageVisibility-DeleteMessage"]
 
 
-def test_retries_for_longer_than_sqs_keeps_a_message_are_to_be_shortened() -> None:
+def test_retries_for_longer_than_sqs_keeps_a_message_are_to_be_shortened():
     """A line that sets what is set would be pasted again and again."""
     facts = with_queue(MessageRetentionPeriod="1209600")
     app = with_task(retry_for=1209600.0).app
@@ -383,7 +381,7 @@ def test_retries_for_longer_than_sqs_keeps_a_message_are_to_be_shortened() -> No
     assert "lower the retry_for of shop.send_mail" in found.fix.text
 
 
-def test_a_queue_of_another_region_is_not_created_where_the_command_line_is() -> None:
+def test_a_queue_of_another_region_is_not_created_where_the_command_line_is():
     """Without a region in the settings, kombu asks us-east-1 whatever the URL says."""
     [found] = examine(BROKEN["E001 queue"][0])
     assert found.fix.aws == "aws sqs create-queue --region eu-central-1 --queue-name mails"
@@ -395,13 +393,13 @@ def test_a_queue_of_another_region_is_not_created_where_the_command_line_is() ->
 
 
 @pytest.mark.parametrize("name", ["W002 no DLQ", "E004 DLQ is gone", "W015 delay"])
-def test_lines_to_paste_name_the_region(name: str) -> None:
+def test_lines_to_paste_name_the_region(name):
     [found] = examine(BROKEN[name][0])
     for line in found.fix.aws.split(" && "):
         assert line.split()[3:5] == ["--region", "eu-central-1"]
 
 
-def test_lines_to_paste_name_the_dead_letter_queue_by_its_arn() -> None:
+def test_lines_to_paste_name_the_dead_letter_queue_by_its_arn():
     [missing] = examine(BROKEN["W002 no DLQ"][0])
     assert f"{ARN}:mails-dlq" in missing.fix.aws
     found = examine(of(unreadable_dlq(failure="AccessDenied", denied=("sqs:SendMessage",))))
@@ -409,10 +407,10 @@ def test_lines_to_paste_name_the_dead_letter_queue_by_its_arn() -> None:
     assert f'"Resource": "{ARN}:mails-dlq"' in denied.fix.aws
 
 
-def test_a_dead_letter_queue_of_more_than_ten_queues_allows_all() -> None:
+def test_a_dead_letter_queue_of_more_than_ten_queues_allows_all():
     """SQS takes ten names."""
 
-    def fix(others: int) -> str:
+    def fix(others):
         policy = {"redrivePermission": "byQueue", "sourceQueueArns": ["arn"] * others}
         [found] = examine(with_dlq(RedriveAllowPolicy=json.dumps(policy)))
         return found.fix.aws + found.fix.terraform
@@ -423,7 +421,7 @@ def test_a_dead_letter_queue_of_more_than_ten_queues_allows_all() -> None:
     assert "sourceQueueArns" not in fix(10)
 
 
-def test_queues_that_share_a_dead_letter_queue_are_all_allowed_by_each_fix() -> None:
+def test_queues_that_share_a_dead_letter_queue_are_all_allowed_by_each_fix():
     """Pasted one after the other, each fix took the other queue's permission away."""
     denied = dead_letters(RedriveAllowPolicy=json.dumps({"redrivePermission": "denyAll"}))
     alone = dead_letters("other-dlq", RedriveAllowPolicy='{"redrivePermission": "denyAll"}')
@@ -438,7 +436,7 @@ def test_queues_that_share_a_dead_letter_queue_are_all_allowed_by_each_fix() -> 
     assert f"{ARN}:bulk" not in own.fix.aws
 
 
-def test_what_has_no_url_is_created_where_it_was_looked_for() -> None:
+def test_what_has_no_url_is_created_where_it_was_looked_for():
     """The command line's own Region is another: the queue was created there, and still missed."""
     absent = QueueFacts(
         name="mails",
@@ -452,7 +450,7 @@ def test_what_has_no_url_is_created_where_it_was_looked_for() -> None:
     assert "Its URL" not in found.fix.text
 
 
-def test_a_dead_letter_queue_of_two_queues_is_named_once() -> None:
+def test_a_dead_letter_queue_of_two_queues_is_named_once():
     dlq = dead_letters(MaximumMessageSize="262144")
     found = examine(of(queue(dlq=dlq), queue("bulk", dlq=dlq)))
     assert [(f.id, f.subject) for f in found] == [("I014", "mails-dlq")]
@@ -470,14 +468,14 @@ def test_a_dead_letter_queue_of_two_queues_is_named_once() -> None:
         ("W007 DLQ of the DLQ", {"RedrivePolicy": ""}, 'redrive_policy = ""'),
     ],
 )
-def test_fix_has_two_lines(name: str, attributes: dict[str, str], argument: str) -> None:
+def test_fix_has_two_lines(name, attributes, argument):
     """The same value is set by the command line and by Terraform."""
     [found] = examine(BROKEN[name][0])
     assert found.fix.aws.endswith(f" --attributes '{json.dumps(attributes)}'")
     assert found.fix.terraform == argument
 
 
-def test_the_receives_that_a_budget_needs() -> None:
+def test_the_receives_that_a_budget_needs():
     policy = FullJitter(base=2, cap=3600)
     needed = receives_within(policy, retry_for=36 * 3600, max_retries=None)
     assert 85 < needed < 110
@@ -485,7 +483,7 @@ def test_the_receives_that_a_budget_needs() -> None:
     assert receives_within(policy, retry_for=None, max_retries=None) == 1000
 
 
-def test_delays_that_are_too_short_for_any_number_of_receives_are_what_is_to_be_changed() -> None:
+def test_delays_that_are_too_short_for_any_number_of_receives_are_what_is_to_be_changed():
     """SQS allows 1,000 receives, which last 8 of the 36 hours."""
     [found] = examine(with_task(backoff=FullJitter(base=2, cap=60)))
     assert "need more than 1000 receives" in found.evidence
@@ -504,9 +502,7 @@ def test_delays_that_are_too_short_for_any_number_of_receives_are_what_is_to_be_
         "full jitter": (FullJitter(base=2, cap=3600), 7, (1, 40), (40, 100)),
     },
 )
-def test_the_time_to_a_dead_letter(
-    backoff: Any, receives: int, first: tuple[float, float], half: tuple[float, float]
-) -> None:
+def test_the_time_to_a_dead_letter(backoff, receives, first, half):
     found = dead_lettered_after(
         backoff, receives, retry_for=36 * 3600, max_retries=None, retention=345_600
     )
@@ -515,7 +511,7 @@ def test_the_time_to_a_dead_letter(
     assert found[0] <= found[1]
 
 
-def test_a_queue_that_tasks_go_to_and_nobody_looked_at_is_not_well() -> None:
+def test_a_queue_that_tasks_go_to_and_nobody_looked_at_is_not_well():
     """Without task_queues, workers started with -Q consume what the app does not know."""
     tasks = [replace(TASK, name=f"shop.mail_{n}", queue="bulk") for n in range(3)]
     app = replace(APP, tasks=(TASK, replace(TASK, name="shop.ping", queue="mails"), *tasks))
@@ -528,6 +524,6 @@ def test_a_queue_that_tasks_go_to_and_nobody_looked_at_is_not_well() -> None:
     assert examine(replace(WELL, app=app)) == [], "-Q, or a worker: its queues are on purpose"
 
 
-def test_an_exchange_is_no_fault_with_another_broker() -> None:
+def test_an_exchange_is_no_fault_with_another_broker():
     facts = replace(with_task(exchange="media"), other_broker="amqp", queues=())
     assert examine(facts) == []

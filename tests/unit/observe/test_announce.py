@@ -1,10 +1,6 @@
 """Signals are sent for events, and a receiver that blocks holds up nobody."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -22,13 +18,13 @@ from tests.support.processes import eventually
 
 
 @pytest.fixture
-def sent() -> Iterator[list[tuple[Any, ...]]]:
-    found: list[tuple[Any, ...]] = []
+def sent():
+    found = []
 
-    def on_lost(sender: Any, task_id: str, message_id: str, queue: str, **_: Any) -> None:
+    def on_lost(sender, task_id, message_id, queue, **_):
         found.append((sender, task_id, message_id, queue))
 
-    def on_changed(sender: Any, state: str, tenant: str, **_: Any) -> None:
+    def on_changed(sender, state, tenant, **_):
         found.append((sender, state, tenant))
 
     lease_lost.connect(on_lost)
@@ -38,12 +34,12 @@ def sent() -> Iterator[list[tuple[Any, ...]]]:
     provider_changed.disconnect(on_changed)
 
 
-def test_a_lost_lease_is_sent_by_its_task(sent: list[tuple[Any, ...]]) -> None:
+def test_a_lost_lease_is_sent_by_its_task(sent):
     Announce({"t": "the task"}.get)(LeaseLost(queue="q", task="t", task_id="i", message_id="m"))
     eventually(lambda: sent == [("the task", "i", "m", "q")])
 
 
-def test_provider_changed(sent: list[tuple[Any, ...]]) -> None:
+def test_provider_changed(sent):
     """Each change of a provider's state is sent once, however often a recovery is told."""
     announce = Announce(lambda name: None)
     recovering = ProviderRecovering(provider="p", rate=1.0, waiting=7)
@@ -59,11 +55,11 @@ def test_provider_changed(sent: list[tuple[Any, ...]]) -> None:
     eventually(lambda: sent == states, message=lambda: str(sent))
 
 
-def test_a_slow_receiver_gets_each_signal_in_its_order_from_one_thread() -> None:
+def test_a_slow_receiver_gets_each_signal_in_its_order_from_one_thread():
     """Who switches something off while a provider is down must not hear of its end first."""
     may_go, heard = threading.Event(), []
 
-    def listen(sender: str, state: str, tenant: str, **_: Any) -> None:
+    def listen(sender, state, tenant, **_):
         if sender != "slow":
             return  # another test's, on its way
         may_go.wait(20)
@@ -85,10 +81,8 @@ def test_a_slow_receiver_gets_each_signal_in_its_order_from_one_thread() -> None
     assert heard == [(str(n), state) for n in range(50) for state in ("paused", "ok")]
 
 
-def test_a_receiver_that_ends_its_thread_does_not_end_the_signals(
-    sent: list[tuple[Any, ...]],
-) -> None:
-    def leave(**_: Any) -> None:
+def test_a_receiver_that_ends_its_thread_does_not_end_the_signals(sent):
+    def leave(**_):
         raise SystemExit
 
     announce = Announce(lambda name: None)

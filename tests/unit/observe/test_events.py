@@ -1,15 +1,11 @@
 """One stream of events, and what breaks in a listener stays there."""
 
-from __future__ import annotations
-
 import logging
-
-import pytest
 
 from celery_sqs_backoff.observe.events import Events, HeldTooLong, Polled
 
 
-def test_each_listener_gets_each_event_until_it_unsubscribes() -> None:
+def test_each_listener_gets_each_event_until_it_unsubscribes():
     events, first, second = Events(), [], []
     stop = events.subscribe(first.append)
     events.subscribe(second.append)
@@ -21,12 +17,10 @@ def test_each_listener_gets_each_event_until_it_unsubscribes() -> None:
     assert (first, second) == ([one], [one, two])
 
 
-def test_a_listener_that_raises_is_logged_once_and_harms_nobody(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_listener_that_raises_is_logged_once_and_harms_nobody(caplog):
     events, seen = Events(), []
 
-    def broken(event: object) -> None:
+    def broken(event):
         raise OSError("disk full")
 
     events.subscribe(broken)

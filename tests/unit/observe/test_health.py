@@ -6,7 +6,6 @@ import logging
 import os
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
 
@@ -24,39 +23,39 @@ from tests.support.processes import eventually
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock(1_000.0)
 
 
 @pytest.fixture
-def pulse(clock: Clock) -> Pulse:
+def pulse(clock):
     made = Pulse(clock)
     made.watch("poller of mails", limit_seconds=45)
     return made
 
 
-def test_a_loop_that_turns_is_well(pulse: Pulse, clock: Clock) -> None:
+def test_a_loop_that_turns_is_well(pulse, clock):
     for _ in range(10):
         clock.now += 40
         assert pulse.faults() == []
         pulse.note_turn("poller of mails")
 
 
-def test_a_loop_that_hangs_is_named(pulse: Pulse, clock: Clock) -> None:
+def test_a_loop_that_hangs_is_named(pulse, clock):
     clock.now += 46
     assert pulse.faults() == ["poller of mails has not turned for 46 s"]
     pulse.note_turn("poller of mails")
     assert pulse.faults() == []
 
 
-def test_a_dead_thread_is_named_at_once(pulse: Pulse) -> None:
+def test_a_dead_thread_is_named_at_once(pulse):
     pulse.watch("keeper", limit_seconds=45, is_alive=lambda: False)
     assert pulse.faults() == ["keeper has died"]
     pulse.forget("keeper")
     assert pulse.faults() == []
 
 
-def test_what_is_not_watched_may_turn(pulse: Pulse) -> None:
+def test_what_is_not_watched_may_turn(pulse):
     pulse.note_turn("something else")
     assert pulse.faults() == []
 
@@ -65,7 +64,7 @@ def set_age(path: Path, seconds: float) -> None:
     os.utime(path, (time.time() - seconds,) * 2)
 
 
-def test_age_decides(pulse: Pulse, tmp_path: Path) -> None:
+def test_age_decides(pulse, tmp_path):
     """A worker is alive while its file is young; a clock that was set back is a fault."""
     path = tmp_path / "heartbeat"
     now = time.time()
@@ -80,9 +79,7 @@ def test_age_decides(pulse: Pulse, tmp_path: Path) -> None:
     assert diagnosis(path, now=time.time()) is None
 
 
-def test_untouched_while_a_loop_hangs(
-    pulse: Pulse, clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_untouched_while_a_loop_hangs(pulse, clock, tmp_path, caplog):
     """A loop that hangs ends the beats, and the log says once which loop it is."""
     caplog.set_level(logging.INFO)
     path = tmp_path / "heartbeat"
@@ -101,14 +98,12 @@ def test_untouched_while_a_loop_hangs(
     assert "sqs_backoff.healthy" in caplog.text
 
 
-def test_a_stopped_worker_is_noticed_within_30_seconds() -> None:
+def test_a_stopped_worker_is_noticed_within_30_seconds():
     """The interval and the age add up to less than 30 seconds."""
     assert health.INTERVAL_SECONDS + health.MAX_AGE_SECONDS < 30
 
 
-def test_a_file_that_cannot_be_written_is_said_once_and_tried_again(
-    pulse: Pulse, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_cannot_be_written_is_said_once_and_tried_again(pulse, tmp_path, caplog):
     """The log says why the probe takes the worker for dead."""
     path = tmp_path / "absent" / "heartbeat"
     heartbeat = Heartbeat(path, pulse)
@@ -122,9 +117,7 @@ def test_a_file_that_cannot_be_written_is_said_once_and_tried_again(
     assert list(path.parent.iterdir()) == [path], "nothing else is left"
 
 
-def test_beats_until_it_is_stopped(
-    pulse: Pulse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beats_until_it_is_stopped(pulse, tmp_path, monkeypatch):
     """A worker that ends leaves no file."""
     monkeypatch.setattr(health, "INTERVAL_SECONDS", 0.01)
     path = tmp_path / "heartbeat"
@@ -136,12 +129,12 @@ def test_beats_until_it_is_stopped(
     assert not path.exists()
 
 
-def test_the_command(pulse: Pulse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(pulse, tmp_path, monkeypatch):
     path = tmp_path / "heartbeat"
     app = Celery("probed", set_as_current=False)
     monkeypatch.setattr("celery.bin.celery.find_app", lambda name: app)
 
-    def run(*arguments: str) -> tuple[int, str]:
+    def run(*arguments):
         result = CliRunner().invoke(celery, ["-A", "shop", "sqs-health", *arguments])
         return result.exit_code, result.output
 
@@ -155,9 +148,7 @@ def test_the_command(pulse: Pulse, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert run("--file", str(tmp_path / "other"))[0] == FOUND
 
 
-def test_a_probe_with_a_file_imports_no_app(
-    pulse: Pulse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_probe_with_a_file_imports_no_app(pulse, tmp_path, monkeypatch):
     """An import that takes longer than the probe may would end healthy workers."""
     monkeypatch.setattr("celery.bin.celery.find_app", lambda name: pytest.fail("an import"))
     path = tmp_path / "heartbeat"
@@ -167,14 +158,14 @@ def test_a_probe_with_a_file_imports_no_app(
 
 
 @pytest.fixture
-def url(pulse: Pulse) -> Iterator[str]:
+def url(pulse):
     server = serve("127.0.0.1", 0, metrics=lambda: (b"a 1\n", "text/plain"), faults=pulse.faults)
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
 
 
-def test_the_http_form(url: str, clock: Clock) -> None:
+def test_the_http_form(url, clock):
     assert urllib.request.urlopen(f"{url}/metrics", timeout=5).read() == b"a 1\n"
     assert urllib.request.urlopen(f"{url}/healthz", timeout=5).read() == b"ok"
     clock.now += 100
@@ -185,7 +176,7 @@ def test_the_http_form(url: str, clock: Clock) -> None:
         urllib.request.urlopen(f"{url}/", timeout=5)
 
 
-def test_the_port_is_served_on_a_host_by_name(pulse: Pulse) -> None:
+def test_the_port_is_served_on_a_host_by_name(pulse):
     server = serve("localhost", 0, metrics=lambda: (b"a 1\n", "text/plain"), faults=pulse.faults)
     try:
         page = urllib.request.urlopen(f"http://localhost:{server.server_port}/metrics", timeout=5)

@@ -1,14 +1,11 @@
 """What becomes of requests that end badly: nothing that fills the worker's log."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import ThreadingHTTPServer
-from typing import Any
 
 import pytest
 
@@ -19,10 +16,10 @@ Start = Callable[[Callable[[], tuple[bytes, str]]], ThreadingHTTPServer]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    made: list[ThreadingHTTPServer] = []
+def start():
+    made = []
 
-    def start(metrics: Callable[[], tuple[bytes, str]]) -> ThreadingHTTPServer:
+    def start(metrics):
         made.append(serve("127.0.0.1", 0, metrics=metrics, faults=list))
         return made[-1]
 
@@ -32,24 +29,22 @@ def start() -> Iterator[Start]:
         one.server_close()
 
 
-def test_a_client_that_leaves_is_no_news(
-    start: Start, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_client_that_leaves_is_no_news(start, capfd, caplog):
     """A probe or a scrape that times out, again and again."""
-    handled: list[object] = []
+    handled = []
 
-    def page() -> tuple[bytes, str]:
+    def page():
         client.close()  # with a reset
         return b"x" * 50_000_000, "text/plain"
 
     server = start(page)
     close = server.shutdown_request
 
-    def note(request: Any) -> None:
+    def note(request):
         close(request)
         handled.append(request)
 
-    server.shutdown_request = note  # type: ignore[method-assign]
+    server.shutdown_request = note
     client = socket.create_connection(("127.0.0.1", server.server_port))
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
@@ -58,10 +53,8 @@ def test_a_client_that_leaves_is_no_news(
     assert caplog.text == ""
 
 
-def test_a_page_that_fails_is_logged_without_its_text(
-    start: Start, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    def page() -> tuple[bytes, str]:
+def test_a_page_that_fails_is_logged_without_its_text(start, capfd, caplog):
+    def page():
         raise LookupError("SECRET")
 
     server = start(page)

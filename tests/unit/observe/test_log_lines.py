@@ -100,15 +100,13 @@ RETRIED: dict[str, Any] = {
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, WorkerEvent) else "",
 )
-def test_a_line(
-    event: WorkerEvent, level: str, line: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_line(event, level, line, caplog):
     caplog.set_level(logging.INFO)
     make_logged_events().emit(event)
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [(level, line)]
 
 
-def test_the_facts_of_a_line_are_in_the_record_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_facts_of_a_line_are_in_the_record_too(caplog):
     caplog.set_level(logging.INFO)
     LogLines()(Retried(**RETRIED))
     found = {k: v for k, v in vars(caplog.records[0]).items() if k.startswith("sqs_backoff.")}
@@ -116,14 +114,12 @@ def test_the_facts_of_a_line_are_in_the_record_too(caplog: pytest.LogCaptureFixt
     assert found["sqs_backoff.task"] == "shop.mail"
 
 
-def test_what_a_sender_has_named_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_sender_has_named_cannot_forge_a_line(caplog):
     LogLines()(LeaseLost(**OF_TASK | {"task": "a\nsqs_backoff.started: forged"}))
     assert "\n" not in caplog.records[0].getMessage()
 
 
-def test_what_a_person_has_to_repair_is_said_once_per_queue(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_a_person_has_to_repair_is_said_once_per_queue(caplog):
     lines = LogLines()
     event = SettlementRefused(queue="q", action="delete messages", code="AccessDenied")
     for _ in range(3):
@@ -133,14 +129,14 @@ def test_what_a_person_has_to_repair_is_said_once_per_queue(
     assert len(caplog.records) == 2
 
 
-def test_an_outage_is_said_when_it_begins(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_is_said_when_it_begins(caplog):
     lines = LogLines()
     for failures in range(1, 6):
         lines(ReceiveFailed(queue="q", code="ServiceUnavailable", failures=failures))
     assert len(caplog.records) == 1
 
 
-def test_most_events_have_no_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_most_events_have_no_line(caplog):
     caplog.set_level(logging.DEBUG)
     LogLines()(Discarded(**OF_TASK))
     assert caplog.records == []

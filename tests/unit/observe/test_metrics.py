@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,29 +39,27 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture
-def registry() -> CollectorRegistry:
+def registry():
     return CollectorRegistry()
 
 
 @pytest.fixture
-def waiting(clock: Clock) -> Waiting:
+def waiting(clock):
     return Waiting(clock)
 
 
 @pytest.fixture
-def providers() -> list[ProviderNow]:
+def providers():
     return []
 
 
 @pytest.fixture
-def metrics(
-    registry: CollectorRegistry, waiting: Waiting, clock: Clock, providers: list[ProviderNow]
-) -> Metrics:
+def metrics(registry, waiting, clock, providers):
     made = Metrics(
         waiting,
         running=lambda queue: len(queue) + 6,
@@ -78,7 +75,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None
     return registry.get_sample_value(f"sqs_backoff_{name}", {"queue": "q", **labels})
 
 
-def test_instruments() -> None:
+def test_instruments():
     """Each metric has its own name and a sentence that explains it."""
     names = [one.name for one in INSTRUMENTS]
     assert len(set(names)) == len(names)
@@ -112,29 +109,20 @@ COUNTED: list[tuple[tuple[WorkerEvent, ...], str, dict[str, str], float]] = [
 @pytest.mark.parametrize(
     ("events", "name", "labels", "expected"), COUNTED, ids=[row[1] for row in COUNTED]
 )
-def test_counted(
-    metrics: Metrics,
-    registry: CollectorRegistry,
-    events: tuple[WorkerEvent, ...],
-    name: str,
-    labels: dict[str, str],
-    expected: float,
-) -> None:
+def test_counted(metrics, registry, events, name, labels, expected):
     """Each event is counted with its labels."""
     for event in events:
         metrics(event)
     assert value(registry, name, **labels) == expected
 
 
-def test_all_are_counted() -> None:
+def test_all_are_counted():
     """Each instrument that counts events has a row above."""
     counting = {one.name for one in INSTRUMENTS if one.event}
     assert counting == {name for _, name, _, _ in COUNTED}
 
 
-def test_a_hidden_message_waits_until_it_is_due(
-    metrics: Metrics, waiting: Waiting, registry: CollectorRegistry, clock: Clock
-) -> None:
+def test_a_hidden_message_waits_until_it_is_due(metrics, waiting, registry, clock):
     metrics(Polled(queue="q"))
     for number, delay in enumerate((10, 20)):
         waiting(
@@ -155,9 +143,7 @@ def test_a_hidden_message_waits_until_it_is_due(
     assert value(registry, "oldest_waiting_seconds") == 0
 
 
-def test_the_age_of_the_last_poll_grows_until_the_next(
-    metrics: Metrics, registry: CollectorRegistry, clock: Clock
-) -> None:
+def test_the_age_of_the_last_poll_grows_until_the_next(metrics, registry, clock):
     metrics(Polled(queue="q"))
     clock.now += 30
     metrics(ReceiveFailed(queue="q", code="ServiceUnavailable"))
@@ -166,12 +152,10 @@ def test_the_age_of_the_last_poll_grows_until_the_next(
     assert value(registry, "poll_age_seconds") == 0
 
 
-def test_providers(
-    metrics: Metrics, registry: CollectorRegistry, providers: list[ProviderNow]
-) -> None:
+def test_providers(metrics, registry, providers):
     """The gauges of a provider are sums over its tenants, and are 0 while it is ok."""
 
-    def values(name: str, label: str) -> dict[str, float]:
+    def values(name, label):
         samples = [s for f in registry.collect() for s in f.samples if s.name.endswith(name)]
         return {s.labels.get(label, ""): s.value for s in samples if s.labels["provider"] == "p"}
 
@@ -188,19 +172,19 @@ def test_providers(
     assert values("provider_state", "state") == {"paused": 0, "recovering": 0}
 
 
-def test_each_instrument_is_in_the_scrape(metrics: Metrics, registry: CollectorRegistry) -> None:
+def test_each_instrument_is_in_the_scrape(metrics, registry):
     metrics(Polled(queue="q"))
     found = {family.name for family in registry.collect()}
     assert found == {f"sqs_backoff_{one.name}".removesuffix("_total") for one in INSTRUMENTS}
 
 
-def test_a_queue_without_a_name_is_none(metrics: Metrics, registry: CollectorRegistry) -> None:
+def test_a_queue_without_a_name_is_none(metrics, registry):
     """What happens to a provider happens to no queue."""
     metrics(ProviderProbed(provider="p"))
     assert registry.get_sample_value("sqs_backoff_messages_waiting", {"queue": ""}) is None
 
 
-def test_the_multiprocess_mode_of_others_is_none_of_ours(tmp_path: Path) -> None:
+def test_the_multiprocess_mode_of_others_is_none_of_ours(tmp_path):
     """The variable is set for the web processes of the same image; the directory is gone."""
     code = (
         "from prometheus_client import CollectorRegistry\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from celery_sqs_backoff.observe.metrics import INSTRUMENTS
 from celery_sqs_backoff.sqs.errors import KINDS, Kind
@@ -38,7 +38,7 @@ def known_names() -> set[str]:
 
 
 @pytest.mark.parametrize("expr", expressions())
-def test_metrics_exist(expr: str) -> None:
+def test_metrics_exist(expr):
     """Each panel and each alert uses metrics and labels that workers export."""
     names = set(re.findall(r"sqs_backoff_\w+", expr))
     assert names
@@ -48,20 +48,20 @@ def test_metrics_exist(expr: str) -> None:
         assert {label.strip() for label in group.split(",")} <= labels
 
 
-def test_dashboard_metrics_of_the_menu() -> None:
+def test_dashboard_metrics_of_the_menu():
     """The menu of queues reads a metric that exists."""
     [menu] = [one for one in DASHBOARD["templating"]["list"] if one["name"] == "queue"]
     assert set(re.findall(r"sqs_backoff_\w+", menu["query"])) <= known_names()
 
 
-def test_panels_do_not_overlap() -> None:
+def test_panels_do_not_overlap():
     """The dashboard has two columns of panels."""
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in DASHBOARD["panels"]]
     assert len(set(places)) == len(places)
     assert {x for x, _ in places} == {0, 12}
 
 
-def test_alerts_know_the_limits_of_sqs() -> None:
+def test_alerts_know_the_limits_of_sqs():
     """The alerts use the quota and the error codes that the package uses."""
     assert f"/ {MAX_IN_FLIGHT_MESSAGES} " in ALERTS["SqsBackoffInFlightQuota"]["expr"]
     refused = re.search(r'code=~"([^"]*)"', ALERTS["SqsBackoffRefused"]["expr"])
@@ -244,11 +244,11 @@ AWAY = [
 ]
 
 
-def test_each_alert_has_a_case() -> None:
+def test_each_alert_has_a_case():
     assert set(FIRES) == set(ALERTS)
 
 
-def test_the_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+def test_the_alerts_fire_when_they_should_and_only_then(tmp_path):
     if PROMTOOL is None:
         pytest.skip("needs promtool (Debian's package prometheus)")
     severity = {name: alert["labels"]["severity"] for name, alert in ALERTS.items()}

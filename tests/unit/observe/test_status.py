@@ -24,14 +24,14 @@ def of(in_flight: int, *queues: QueueNow) -> QueueStatus:
     return with_workers(status, [WorkerNow(queues={"mails": q}) for q in queues], now=NOW)
 
 
-def test_the_workers_sums_are_the_queues() -> None:
+def test_the_workers_sums_are_the_queues():
     one = QueueNow(running=2, held=6, waiting=40, oldest_sent_at=NOW - 70)
     found = of(51, one, QueueNow(running=1, oldest_sent_at=NOW - 900))
     assert (found.running, found.waiting, found.oldest_seconds) == (3, 40, 900)
     assert (found.unaccounted, found.deleted_in_seconds) == (0, 85_500)
 
 
-def test_after_a_deploy_nobody_knows_how_many_wait() -> None:
+def test_after_a_deploy_nobody_knows_how_many_wait():
     """The workers that have hidden them are gone; zero would say that nothing waits."""
     found = of(2_488, QueueNow(running=2, held=6, oldest_sent_at=NOW - 3))
     assert (found.waiting, found.oldest_seconds, found.deleted_in_seconds) == (None, None, None)
@@ -46,12 +46,12 @@ def test_after_a_deploy_nobody_knows_how_many_wait() -> None:
         "SQS has counted fewer": (5, QueueNow(held=60)),
     },
 )
-def test_counts_that_differ_a_little_are_believed(in_flight: int, known: QueueNow) -> None:
+def test_counts_that_differ_a_little_are_believed(in_flight, known):
     found = of(in_flight, known)
     assert (found.waiting, found.unaccounted) == (0, 0)
 
 
-def test_rows_and_notes() -> None:
+def test_rows_and_notes():
     """The table has a row for each queue, and a line below for each thing to know."""
     mails = QueueStatus(
         name="mails-of-the-shop",
@@ -83,14 +83,14 @@ def test_rows_and_notes() -> None:
     assert given_up.endswith("since they started: 30 not retryable, 1 revoked")
 
 
-def test_faults_of_many_queues() -> None:
+def test_faults_of_many_queues():
     """Queues that fail in the same way share a line."""
     queues = [QueueStatus(name=f"queue-{number}", failure="Denied") for number in range(60)]
     lines = render(Status(queues=queues, workers=1)).splitlines()
     assert lines[-1] == "queue-0, queue-1, queue-2, queue-3, queue-4 and 55 more: Denied"
 
 
-def test_providers() -> None:
+def test_providers():
     """A second table has the providers that are not ok, of all workers and with most messages."""
     of_workers = [
         WorkerNow(
@@ -116,7 +116,7 @@ def test_providers() -> None:
     ]
 
 
-def test_many_providers() -> None:
+def test_many_providers():
     """With a key, an outage of one provider pauses each tenant."""
     paused = [
         ProviderNow(provider="shop", tenant=str(n), state="paused", hidden=n) for n in range(100)
@@ -132,7 +132,7 @@ def said(*queues: QueueStatus, workers: int | None) -> str:
     return render(Status(queues=queues, workers=workers, why=why))
 
 
-def test_what_is_not_known_is_explained() -> None:
+def test_what_is_not_known_is_explained():
     known = QueueStatus(name="mails", ready=0, delayed=0, in_flight=3, known=QueueNow(running=3))
     other = QueueStatus(name="bulk", ready=0, delayed=0, in_flight=3)
     assert "? is not known: no worker of bulk has written" in said(known, other, workers=1)
@@ -141,7 +141,7 @@ def test_what_is_not_known_is_explained() -> None:
     assert "is not known" not in said(known, workers=1)
 
 
-def test_of_an_empty_queue_nothing_is_unknown() -> None:
+def test_of_an_empty_queue_nothing_is_unknown():
     empty = QueueStatus(name="mails", ready=0, delayed=0, in_flight=0, dead_letters=0)
     text = said(empty, workers=0)
     assert "?" not in text

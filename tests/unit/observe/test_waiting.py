@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,12 +20,12 @@ from tests.support.fake_sqs import Clock
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock(1_000.0)
 
 
 @pytest.fixture
-def waiting(clock: Clock) -> Waiting:
+def waiting(clock):
     return Waiting(clock)
 
 
@@ -56,9 +55,7 @@ OF_TASK: dict[str, Any] = {"queue": "q", "task": "t", "task_id": "i", "message_i
     ],
     ids=["received", "recalled", "given up", "not hidden in time", "due"],
 )
-def test_a_message_stops_waiting(
-    waiting: Waiting, clock: Clock, end: Callable[[Waiting, Clock], object]
-) -> None:
+def test_a_message_stops_waiting(waiting, clock, end):
     waiting(hidden("m"))
     waiting(hidden("other", 600))
     assert waiting.now("q").waiting == 2
@@ -67,7 +64,7 @@ def test_a_message_stops_waiting(
     assert waiting.now("another queue") == QueueNow()
 
 
-def test_hidden_again(waiting: Waiting, clock: Clock) -> None:
+def test_hidden_again(waiting, clock):
     """A message that is hidden again waits once, and until its last hold is over."""
     waiting(hidden("m", 10))
     waiting(received("m"))
@@ -77,7 +74,7 @@ def test_hidden_again(waiting: Waiting, clock: Clock) -> None:
         assert waiting.now("q").waiting == waits
 
 
-def test_oldest(waiting: Waiting) -> None:
+def test_oldest(waiting):
     """The oldest message is told by when it was sent, and by when it was due by its ETA."""
     waiting(hidden("a", sent_at=1_000.0, eta=40_000.0))
     waiting(hidden("b", sent_at=30_000.0, eta=20_000.0))
@@ -86,14 +83,14 @@ def test_oldest(waiting: Waiting) -> None:
     assert (found.oldest_sent_at, found.oldest_due_at) == (1_000.0, 30_000.0)
 
 
-def test_next_gives_up(waiting: Waiting) -> None:
+def test_next_gives_up(waiting):
     """The first message to give up is told, beside those that never do."""
     for message_id, gives_up_at in (("a", 200_000.0), ("b", 100_000.0), ("never", None)):
         waiting(hidden(message_id, gives_up_at=gives_up_at))
     assert waiting.now("q").next_gives_up_at == 100_000
 
 
-def test_dead_letters(waiting: Waiting) -> None:
+def test_dead_letters(waiting):
     """What was given up is counted by its reason."""
     for reason in ("revoked", "parked", "parked"):
         waiting(DeadLettered(**OF_TASK, reason=reason, outcome=None, attempt=1))
@@ -101,7 +98,7 @@ def test_dead_letters(waiting: Waiting) -> None:
     assert waiting.queues() == {"q"}
 
 
-def test_memory(waiting: Waiting, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory(waiting, clock, monkeypatch):
     """No more messages are remembered than SQS hides, and those that are due make room."""
     monkeypatch.setattr(module, "_MOST", 10)
     for number in range(20):

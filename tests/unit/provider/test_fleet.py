@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 from uuid import uuid4
@@ -48,15 +48,15 @@ class Counting:
 
 
 @pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])
-def store(request: pytest.FixtureRequest) -> Any:
+def store(request):
     return MemoryStore() if request.param == "memory" else RedisStore(REDIS)
 
 
 @pytest.fixture
-def fleet(store: Any) -> Iterator[Fleet]:
+def fleet(store):
     records = Records(store, namespace=f"test {uuid4().hex}", secrets=["secret"])
 
-    def make(worker: str, *, rate: float = 10.0, name: tuple[str, ...] = ("mail",)) -> FleetSlots:
+    def make(worker, *, rate=10.0, name=("mail",)):
         return FleetSlots(records, name, rate=rate, worker=worker)
 
     yield make
@@ -71,7 +71,7 @@ def wait(taken: Taken) -> float:
     return taken.assigned.slots[0] - taken.now
 
 
-def test_workers_get_different_slots_at_one_rate(fleet: Fleet) -> None:
+def test_workers_get_different_slots_at_one_rate(fleet):
     first, second, third = fleet("a").take(3), fleet("b").take(2), fleet("a").take(1)
     assert wait(first) == pytest.approx(0.0, abs=0.05)
     assert wait(second) == pytest.approx(0.3, abs=0.1)
@@ -79,7 +79,7 @@ def test_workers_get_different_slots_at_one_rate(fleet: Fleet) -> None:
     assert (first.workers, second.workers, third.workers) == (1, 2, 2)
 
 
-def test_every_store_assigns_as_the_arithmetic_does(fleet: Fleet) -> None:
+def test_every_store_assigns_as_the_arithmetic_does(fleet):
     worker, times, began = fleet("a"), Times(), 0.0
     for slots, returns, within in ((3, 0, 9), (0, 2, 9), (99, 3, 9), (1, 1, 9), (0, 9, 2)):
         taken = worker.take(slots, returns, within=within)
@@ -90,7 +90,7 @@ def test_every_store_assigns_as_the_arithmetic_does(fleet: Fleet) -> None:
         assert [at - began for at in found.returns] == pytest.approx(expected.returns, abs=0.08)
 
 
-def test_a_worker_that_is_back_lets_all_keep_to_their_shares(fleet: Fleet) -> None:
+def test_a_worker_that_is_back_lets_all_keep_to_their_shares(fleet):
     """The others may still make their shares of the rate: slots would come on top."""
     first, second = fleet("a"), fleet("b")
     assert second.take(1).apart_until <= second.take(1).now
@@ -103,17 +103,17 @@ def test_a_worker_that_is_back_lets_all_keep_to_their_shares(fleet: Fleet) -> No
     assert later.apart_until == pytest.approx(back.apart_until, abs=0.01), "not once more"
 
 
-def test_providers_and_tenants_do_not_share_slots(fleet: Fleet) -> None:
+def test_providers_and_tenants_do_not_share_slots(fleet):
     fleet("a").take(9)
     assert wait(fleet("a", name=("mail", "tenant")).take(1)) < 0.5
     assert wait(fleet("a", name=("sms",)).take(1)) < 0.5
 
 
-def test_a_fleet_of_threads_takes_each_slot_once(fleet: Fleet) -> None:
+def test_a_fleet_of_threads_takes_each_slot_once(fleet):
     workers = [fleet(str(n), rate=1000.0) for n in range(6)]
-    slots: list[float] = []
+    slots = []
 
-    def take(worker: FleetSlots) -> None:
+    def take(worker):
         for _ in range(10):
             slots.extend(worker.take(10).assigned.slots)
 
@@ -128,10 +128,10 @@ def test_a_fleet_of_threads_takes_each_slot_once(fleet: Fleet) -> None:
 
 
 @pytest.mark.redis
-def test_redis_is_asked_once_for_all_slots() -> None:
+def test_redis_is_asked_once_for_all_slots():
     store = Counting(RedisStore(REDIS))
     slots = FleetSlots(
-        Records(store, namespace=uuid4().hex),  # type: ignore[arg-type]
+        Records(store, namespace=uuid4().hex),
         ("mail",),
         rate=50.0,
         worker="a",
@@ -141,15 +141,15 @@ def test_redis_is_asked_once_for_all_slots() -> None:
     assert store.calls == 2
 
 
-def test_other_stores_take_one_write_while_nobody_else_is_faster() -> None:
+def test_other_stores_take_one_write_while_nobody_else_is_faster():
     class Plain(Counting):
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name):
             if name == "run_script":
                 raise AttributeError(name)
             return super().__getattr__(name)
 
     store = Plain(MemoryStore())
-    records = Records(store, namespace=uuid4().hex)  # type: ignore[arg-type]
+    records = Records(store, namespace=uuid4().hex)
     first, second = (FleetSlots(records, ("mail",), rate=50.0, worker=name) for name in "ab")
     for _ in range(5):
         first.take(3)
@@ -159,7 +159,7 @@ def test_other_stores_take_one_write_while_nobody_else_is_faster() -> None:
 
 
 @pytest.mark.parametrize("skew", [60.0, -60.0])
-def test_a_worker_whose_clock_is_a_minute_off_takes_its_slots_like_the_others(skew: float) -> None:
+def test_a_worker_whose_clock_is_a_minute_off_takes_its_slots_like_the_others(skew):
     """One that lags behind would get slots a minute away as long as the others take any."""
     clock = [1e9]
     records = Records(MemoryStore(), namespace="x")
@@ -178,9 +178,9 @@ def test_a_worker_whose_clock_is_a_minute_off_takes_its_slots_like_the_others(sk
     assert min(waits[-100:]) >= 0
 
 
-def test_who_is_never_fast_enough_gives_up() -> None:
+def test_who_is_never_fast_enough_gives_up():
     class Contended(MemoryStore):
-        def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
+        def replace(self, key, old, new, ttl):
             return False
 
     records = Records(Contended(), namespace="x")
@@ -189,7 +189,7 @@ def test_who_is_never_fast_enough_gives_up() -> None:
         FleetSlots(records, ("mail",), rate=1.0, worker="b").take(1)
 
 
-def test_workers_that_have_gone_do_not_count() -> None:
+def test_workers_that_have_gone_do_not_count():
     record, taken = advance(None, "a", 1, rate=10.0, now=1000.0)
     assert taken.workers == 1
     record, taken = advance(record, "b", 1, rate=10.0, now=1001.0)

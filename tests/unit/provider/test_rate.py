@@ -1,7 +1,5 @@
 """Slots at an agreed rate, and the times at which hidden messages return."""
 
-from __future__ import annotations
-
 import pytest
 
 from celery_sqs_backoff.provider.rate import AHEAD_SECONDS, RETURN_SHARE, Times, assign
@@ -21,14 +19,7 @@ APART = 1 / (10 * RETURN_SHARE)
         "back after the others": (Times(5.0, 9.0), 5.0, 0, 2, ([], [9.0, 9.0 + APART]), 5.0),
     },
 )
-def test_assign(
-    times: Times,
-    now: float,
-    slots: int,
-    returns: int,
-    expected: tuple[list[float], list[float]],
-    free_at: float,
-) -> None:
+def test_assign(times, now, slots, returns, expected, free_at):
     assigned = assign(times, now, slots=slots, returns=returns, rate=10.0)
     assert (assigned.slots, assigned.returns) == (
         pytest.approx(expected[0]),
@@ -45,7 +36,7 @@ def test_return_too_far() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.5, 20.0, 1000.0])
-def test_rate_holds(rate: float) -> None:
+def test_rate_holds(rate):
     """However often workers ask, slots are one over the rate apart, and none is lost."""
     times, now, taken = Times(), 0.0, list[float]()
     while len(taken) < 200:

@@ -18,12 +18,12 @@ def tenant(key: str, *args: Any, **kwargs: Any) -> str:
     return tenant_of(key, send, (args, kwargs))
 
 
-def test_an_argument_counts_however_it_is_given() -> None:
+def test_an_argument_counts_however_it_is_given():
     assert tenant("account_id", account_id="a1") == tenant("account_id", "a1") == "a1"
     assert tenant("account_id", 7) == "7"
 
 
-def test_a_default_counts_as_given() -> None:
+def test_a_default_counts_as_given():
     assert tenant("region", "a1") == tenant("region", "a1", "eu") == "eu"
     assert tenant("region", "a1", region="us") == "us"
 
@@ -33,36 +33,36 @@ def test_a_default_counts_as_given() -> None:
     [((), {}), ((None,), {}), ((1, 2, 3), {}), (("a",), {"nobody": 1}), (("a",), {5: 1})],
     ids=repr,
 )
-def test_a_call_without_the_argument_has_no_tenant(args: Any, kwargs: Any) -> None:
+def test_a_call_without_the_argument_has_no_tenant(args, kwargs):
     """Also one that fits no call of the task."""
     assert tenant_of("account_id", send, (args, kwargs)) == ""
 
 
 @pytest.mark.parametrize("payload", [None, 5, [], {"args": [1]}, ("a", {}), ([], [])], ids=repr)
-def test_a_payload_that_is_no_call_has_no_tenant(payload: object) -> None:
+def test_a_payload_that_is_no_call_has_no_tenant(payload):
     assert tenant_of("account_id", send, payload) == ""
 
 
-def test_a_long_value_is_cut() -> None:
+def test_a_long_value_is_cut():
     assert len(tenant("account_id", "a" * 10_000)) == 500
 
 
 @pytest.mark.parametrize("bind", [False, True])
-def test_a_tasks_first_argument_counts_by_position_with_or_without_self(bind: bool) -> None:
+def test_a_tasks_first_argument_counts_by_position_with_or_without_self(bind):
     """The first argument of a task without ``self`` passed for ``self``."""
     app = Celery("tenants", broker="memory://", set_as_current=False)
 
-    def plain(account_id: str, parcel_id: int) -> None: ...
+    def plain(account_id, parcel_id): ...
 
-    def bound(self: Any, account_id: str, parcel_id: int) -> None: ...
+    def bound(self, account_id, parcel_id): ...
 
     options = {"base": SQSBackoffTask, "lazy": False, "shared": False}
     task = app.task(name="book", bind=bind, **options)(bound if bind else plain)
     assert tenant_of("parcel_id", task.run, (("a", 7), {})) == "7"
 
 
-def test_a_name_that_no_call_can_give_is_refused() -> None:
-    def anything(**kwargs: Any) -> None: ...
+def test_a_name_that_no_call_can_give_is_refused():
+    def anything(**kwargs): ...
 
     check_key("urgent", send)
     check_key("account_id", anything)
@@ -70,11 +70,11 @@ def test_a_name_that_no_call_can_give_is_refused() -> None:
         check_key("account", send)
 
 
-def test_a_callable_without_a_signature_has_no_tenant() -> None:
+def test_a_callable_without_a_signature_has_no_tenant():
     assert tenant_of("x", dict, ((1,), {})) == ""
     check_key("x", dict)
 
 
-def test_a_digest_does_not_tell_the_argument() -> None:
+def test_a_digest_does_not_tell_the_argument():
     assert "account-7" not in digest_of("account-7")
     assert digest_of("a") != digest_of("b")
