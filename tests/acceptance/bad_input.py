@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import json
 
-__all__ = ["BAD", "POISON", "SECRET", "envelope"]
-
 #: The task that the headers name; a test module defines it.
 TASK_NAME = "succeeds"
 

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis
 
 from tests.support.fault_proxy import FaultProxy, fault_proxy
-from tests.support.redis_database import redis_url
 
 from .stage import Stage, stage
 
@@ -25,15 +23,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.acceptance)
             if "make_scene" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.timeout(300))  # the first plays the whole scene
-
-
-@pytest.fixture
-def redis_vhost() -> Iterator[str]:
-    """Empty this process's Redis database, yield its URL, and empty it again."""
-    database = redis.Redis.from_url(redis_url())
-    database.flushdb()
-    yield redis_url()
-    database.flushdb()
 
 
 @pytest.fixture

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from tests.support.fault_proxy import Fault, FaultProxy
 
-__all__ = ["KILLED", "RECORDED", "REDIS", "DeadLetter", "Stage", "app_of_this_module"]
-
 #: The message attribute in which a dead letter says why it is there; see docs/dead-letters.md.
 ATTRIBUTE_NAME = "celery-sqs-backoff"
 

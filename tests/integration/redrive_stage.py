@@ -17,8 +17,6 @@ from celery_sqs_backoff.testing import LocalQueue, local_sqs_settings
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
 
-__all__ = ["RedriveStage", "ids_of"]
-
 
 class RedriveStage:
     """Queues with an app on them; ``sqs`` is our own client, the app talks to ``endpoint``."""

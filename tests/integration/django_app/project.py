@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-__all__ = ["add_database", "mariadb", "postgresql", "set_up", "sqlite"]
-
 APPS = ["celery_sqs_backoff.contrib.django"]
 
 
