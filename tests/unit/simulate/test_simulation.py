@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from celery_sqs_backoff import FullJitter, Provider, Schedule
 from celery_sqs_backoff.simulate import engine
 from celery_sqs_backoff.simulate.engine import CallResult, simulate
-from celery_sqs_backoff.simulate.law import STRATEGIES
+from celery_sqs_backoff.simulate.law import STRATEGIES, SimulatedMessage, Told
 from celery_sqs_backoff.simulate.results import Result, plot
 from celery_sqs_backoff.simulate.scenario import Scenario, ScenarioError
 
@@ -24,7 +25,7 @@ def played(scenario: Scenario, strategy: str = "provider", seed: int = 1) -> Res
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_message_is_sent_or_a_dead_letter(strategy):
+def test_every_message_is_sent_or_a_dead_letter(strategy: str) -> None:
     result = played(replace(outage(900.0), retry_for=600.0), strategy)
     measures = result.measures
     assert result.count_calls(CallResult.SENT) + result.dead_letters == measures.messages
@@ -32,19 +33,21 @@ def test_every_message_is_sent_or_a_dead_letter(strategy):
     assert result.dead_letters
 
 
-def test_the_same_seed_gives_the_same_figures():
+def test_the_same_seed_gives_the_same_figures() -> None:
     scenario = outage(600.0)
     assert played(scenario, seed=3) == played(scenario, seed=3)
     assert played(scenario, seed=3) != played(scenario, seed=4)
 
 
-def test_every_strategy_gets_the_same_messages():
+def test_every_strategy_gets_the_same_messages() -> None:
     scenario = outage(600.0)
     assert len({played(scenario, name).measures.messages for name in STRATEGIES}) == 1
 
 
 @pytest.mark.parametrize(("call_seconds", "processes"), [(0.2, 4), (1.0, 8)], ids=str)
-def test_two_hours_of_outage_cost_few_calls_and_drain_near_the_limit(call_seconds, processes):
+def test_two_hours_of_outage_cost_few_calls_and_drain_near_the_limit(
+    call_seconds: float, processes: int
+) -> None:
     """7,200 mails, 2 h, the provider takes 20/s, cap 1 h, 10 workers.
 
     Three seeds gave 1,510 to 1,570 wasted calls. At 0.2 s 5 to 6 % were turned away, and it took
@@ -63,15 +66,15 @@ def test_two_hours_of_outage_cost_few_calls_and_drain_near_the_limit(call_second
         assert not result.dead_letters
 
 
-def test_all_workers_get_a_share_of_the_messages():
+def test_all_workers_get_a_share_of_the_messages() -> None:
     """Each gets at least half a share, also if one of them has found out first."""
-    received = {}
+    received: dict[int, int] = {}
 
-    class Counting(STRATEGIES["provider"]):
-        def decide_on_receive(self, message, now, waiting):
+    class Counting(STRATEGIES["provider"]):  # type: ignore[misc]
+        def decide_on_receive(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
             if now < hour.outage:
                 received[id(self)] = received.get(id(self), 0) + 1
-            return super().decide_on_receive(message, now, waiting)
+            return super().decide_on_receive(message, now, waiting)  # type: ignore[no-any-return]
 
     hour = replace(outage(3600.0), rate=0.0, backlog=300)
     simulate(hour, Counting, seed=1)
@@ -79,7 +82,7 @@ def test_all_workers_get_a_share_of_the_messages():
     assert min(received.values()) > sum(received.values()) / 10 / 2
 
 
-def test_half_a_minute_of_outage_ends_in_little_more_than_the_shortest_time():
+def test_half_a_minute_of_outage_ends_in_little_more_than_the_shortest_time() -> None:
     """1,500 mails, 30 s, the provider takes 60/s and says Retry-After, two workers of two.
 
     13 seeds gave 1.09 to 1.69 times the shortest time (median 1.18). With the policy's own delays
@@ -108,7 +111,7 @@ def test_half_a_minute_of_outage_ends_in_little_more_than_the_shortest_time():
     assert max(ratios) <= 1.75
 
 
-def test_jitter_alone_wastes_calls_and_comes_back_late():
+def test_jitter_alone_wastes_calls_and_comes_back_late() -> None:
     result = played(outage(3600.0), "full-jitter")
     assert result.count_calls(CallResult.WASTED) > 20 * played(outage(3600.0)).count_calls(
         CallResult.WASTED
@@ -117,7 +120,7 @@ def test_jitter_alone_wastes_calls_and_comes_back_late():
     assert result.drain_ratio > 5
 
 
-def test_a_schedule_is_not_recalled():
+def test_a_schedule_is_not_recalled() -> None:
     scenario = replace(outage(900.0), backoff=Schedule([400]))
     result = played(scenario)
     assert result.drain > 200
@@ -125,13 +128,13 @@ def test_a_schedule_is_not_recalled():
 
 
 @pytest.mark.parametrize("strategy", ["full-jitter", "provider"])
-def test_no_message_is_given_up_unseen(strategy):
+def test_no_message_is_given_up_unseen(strategy: str) -> None:
     """As in a worker, which lets it run once more before its ``retry_for`` is over."""
     result = played(replace(outage(3600.0, rate=0.3), retry_for=600.0), strategy)
     assert result.count_calls(CallResult.WASTED) >= result.dead_letters > 0
 
 
-def test_probes_of_many_workers_do_not_use_up_the_receives_of_few_messages():
+def test_probes_of_many_workers_do_not_use_up_the_receives_of_few_messages() -> None:
     """Ten workers probe ten times a minute, and two messages a minute arrive."""
     quiet = replace(outage(8 * 3600.0, rate=0.03), max_receive_count=50)
     result = played(quiet)
@@ -139,14 +142,14 @@ def test_probes_of_many_workers_do_not_use_up_the_receives_of_few_messages():
     assert result.receives(1) <= 1.1 * played(quiet, "full-jitter").receives(1)
 
 
-def test_max_receive_count_moves_messages_to_the_dead_letter_queue():
+def test_max_receive_count_moves_messages_to_the_dead_letter_queue() -> None:
     scenario = replace(outage(7200.0, rate=0.2), max_receive_count=5)
     result = played(scenario, "full-jitter")
     assert result.measures.dead["the queue's maxReceiveCount is reached"] > 0
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_ten_receives(seed):
+def test_ten_receives(seed: int) -> None:
     """Ten receives outlast two hours, but for at most two messages in a thousand.
 
     A hold is half an hour at most, so that a killed worker's messages come back by then. It costs
@@ -157,13 +160,13 @@ def test_ten_receives(seed):
 
 
 @pytest.mark.parametrize("strategy", ["full-jitter", "provider"])
-def test_on_the_last_receive_a_message_runs_gate_or_not(strategy):
+def test_on_the_last_receive_a_message_runs_gate_or_not(strategy: str) -> None:
     """As a worker lets it: at the next receive SQS would move it."""
     result = played(replace(outage(7200.0, rate=0.2), max_receive_count=3), strategy)
     assert set(result.measures.dead) == {"the queue's maxReceiveCount is reached"}
 
 
-def test_healthy():
+def test_healthy() -> None:
     """A healthy provider gets one call per message, and there is nothing to recover from."""
     result = played(Scenario(outage=0.0, backlog=3_000, capacity=None))
     assert result.count_calls(CallResult.SENT) == result.measures.messages == 3_000
@@ -171,7 +174,7 @@ def test_healthy():
     assert (result.measures.backlog, result.drain_ratio) == (3_000, pytest.approx(1.0, abs=0.1))
 
 
-def test_curve():
+def test_curve() -> None:
     """A curve has a bounded number of points, and its area is the number of calls."""
     result = played(outage(3600.0), "full-jitter")
     curve = result.curve(CallResult.WASTED)
@@ -182,7 +185,7 @@ def test_curve():
     )
 
 
-def test_plot(tmp_path):
+def test_plot(tmp_path: Path) -> None:
     """A picture has a panel for each strategy, and the suffix of its file says the format."""
     results = [played(outage(300.0), name) for name in STRATEGIES]
     plot(results, "mails < all & more", tmp_path / "outage.svg")
@@ -193,7 +196,7 @@ def test_plot(tmp_path):
         plot(results, "text", tmp_path / "outage.text")
 
 
-def test_the_provider_takes_its_capacity_and_turns_the_rest_away():
+def test_the_provider_takes_its_capacity_and_turns_the_rest_away() -> None:
     provider = engine.SimulatedProvider(Scenario(outage=0.0, capacity=10.0))
     sent = sum(provider.call(i / 100) is CallResult.SENT for i in range(1000))
     assert 100 <= sent <= 111
@@ -202,12 +205,12 @@ def test_the_provider_takes_its_capacity_and_turns_the_rest_away():
 @pytest.mark.parametrize(
     "wrong", [{"workers": 0}, {"rate": -1.0}, {"capacity": 0.0}, {"call_seconds": 0.0}], ids=str
 )
-def test_nonsense_is_refused(wrong):
+def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ScenarioError, match="expected"):
-        Scenario(**wrong)
+        Scenario(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_provider_without_recall_keeps_the_policy():
+def test_a_provider_without_recall_keeps_the_policy() -> None:
     """Messages wait as long as their policy says, and the provider's gate stays."""
     scenario = replace(
         outage(1800.0), backoff=FullJitter(cap=60), provider=Provider("mail", recall=False)
