@@ -106,7 +106,7 @@ def test_a_user_who_may_not_do_what_runs_do_is_refused_at_the_start(tmp_path, de
         check_by_asking(app)
         assert server.info("keyspace") == {}, "the check leaves nothing"
         slots = FleetSlots(records_of(app), ("provider",), rate=1, worker="one")
-        assert slots.take([0]).workers == 1
+        assert slots.take(1).workers == 1
 
 
 def test_a_full_server_refuses_new_records_and_keeps_the_old(tmp_path):
