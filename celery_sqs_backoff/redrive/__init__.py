@@ -1,7 +1,7 @@
 """Replay a dead-letter queue: an engine that never prints.
 
-``from celery_sqs_backoff import redrive`` is the function; the rest is imported from here:
-``from celery_sqs_backoff.redrive import peek, RedriveReport``.
+Import the function with ``from celery_sqs_backoff import redrive``. Import all other names from
+this package: ``from celery_sqs_backoff.redrive import peek, RedriveReport``.
 """
 
 from .api import redrive

@@ -28,54 +28,60 @@ def redrive(
     stop: threading.Event | None = None,
     **options: Any,
 ) -> RedriveReport:
-    """Send the messages of a dead-letter queue back to where they came from, and delete them there.
+    """Send the messages of a dead-letter queue back to their queues, and delete them from it.
 
-    A message is deleted when SQS has reported it as sent, and not otherwise, so it is never lost.
-    It can be sent twice if the answer of SQS is lost or the process is killed between the two; a
-    ``journal`` tells which. ``redrive(app, "mail-dlq", rate="10/s")``.
+    The redrive deletes a message only after SQS has reported it as sent, so no message is lost. A
+    message can be sent twice if SQS's answer is lost, or if the process is killed between the send
+    and the delete. A ``journal`` records which messages these are. Example:
+    ``redrive(app, "mail-dlq", rate="10/s")``.
 
     Arguments:
-        app: the Celery app. Its broker settings (credentials, Region, endpoint, predefined
-            queues) are used. Only its account and its Region.
+        app: the Celery app. The redrive uses its broker settings (credentials, Region, endpoint,
+            predefined queues), and only queues in the account and Region of its broker.
         source: name, URL or ARN of the dead-letter queue, or of a queue that has one.
         to: where all messages go. Default: each to the queue it came from, as SQS or its
             dead-letter record says, else to the one queue that has this dead-letter queue. Only
             queues that SQS lists as sources of this dead-letter queue are used.
-        on_event: is called with each event, one at a time, from a thread of its own. It can
-            delay only the end of the run.
+        on_event: is called with each event, one at a time, in a thread of its own. A slow callback
+            delays only the end of the run.
         stop: set it to end the run as soon as SQS has answered the calls under way.
-        rate: messages per second (``"10/s"``, ``"300/m"``, a number). Default: as fast as SQS.
-        ramp: seconds or ``"10m"``: from a tenth of the rate up to it. Default: no ramp.
-        spread: seconds or ``"15m"``, at most that: each message gets a random delay up to this.
-            Not on FIFO queues.
-        task, reason, outcome, origin, error, older, newer, ids: which messages; see
-            :class:`~celery_sqs_backoff.redrive.options.RedriveOptions`. Other messages are left.
-        include_unknown: send messages that may have been done already, too: their record says so
-            (outcome UNKNOWN), or they may have been sent (in doubt). Default: leave them.
-        limit: send at most N messages.
-        max_replays: skip messages that were already replayed N times. Default 3.
-        probe: URL, ``"module:callable"`` or callable: whether the provider is well. Asked before
-            the first message and every 5 s.
-        expired: a worker would throw away a task after its ``expires``. ``"leave"`` such tasks
-            (default), or ``"extend"`` their life by its first length, an hour at least.
-        delete: delete the messages instead of sending them, poison and unreadable ones too. Needs
+        rate: messages per second (``"10/s"``, ``"300/m"``, a number). Default: no limit.
+        ramp: seconds or text such as ``"10m"``, in which the rate rises from a tenth to all of it.
+            Default: no ramp.
+        spread: seconds or text, at most ``"15m"``. Each message gets a random delay up to this.
+            Default: no delay. Not for FIFO queues.
+        task, reason, outcome, origin, error, older, newer, ids: select messages; see
+            :class:`~celery_sqs_backoff.redrive.options.RedriveOptions`. Other messages stay.
+            Default: all messages.
+        include_unknown: also send messages whose task may have been done already (their record has
+            outcome UNKNOWN), and messages that an earlier send may have sent (in doubt). Default:
+            leave them.
+        limit: send at most this number of messages. Default: no limit.
+        max_replays: skip messages that were already replayed this number of times. Default 3.
+        probe: URL, ``"module:callable"`` or callable that reports whether the provider is healthy.
+            The redrive calls it before the first message and every 5 s.
+        expired: how to treat a task whose ``expires`` is over, which a worker would discard.
+            ``"leave"`` it (default), or ``"extend"`` its ``expires``: the task gets the same
+            lifetime as at its first send, counted from now, at least an hour.
+        delete: delete the messages instead of sending them, also poison and unreadable ones. Needs
             ``dump``.
         restore: put the messages of this archive back on the dead-letter queue, each once, and send
-            no message elsewhere. ``journal`` notes each message put back; by default it is a file
+            no message elsewhere. ``journal`` records each message put back; by default it is a file
             next to the archive (``FILE.restored``). It takes no selection and no ``limit``.
-        dump: append all messages to this file (JSON lines) before they are sent or deleted. It
-            must be yours alone, and not a link; so must the journal.
-        journal: note each send in this file, before and after. The run after a kill goes on with
-            it. A directory: a file in it, named after the queue.
-        force: run although the source has a dead-letter queue itself.
+        dump: append each message to this file (JSON lines) before it is sent or deleted. Only you
+            may have access to the file, and it must not be a link.
+        journal: record each send in this file, before and after. After a kill, the next run with
+            this file continues it. Only you may have access to the file, and it must not be a link.
+            In a directory, the journal is a file named after the queue. Default: no journal.
+        force: run although the dead-letter queue has a dead-letter queue itself.
 
     Returns:
-        The counts, and why it ended.
+        The counts, and why the run ended.
 
     Raises:
-        RedriveRefused: it must not begin. No message was sent.
-        RedriveUnreachable: SQS does not answer. (If that happens later, the report says it; so
-            it does if the journal or the archive cannot be written.)
+        RedriveRefused: the redrive must not begin. No message was sent.
+        RedriveUnreachable: SQS does not answer at the start. Later failures of SQS, and of writes
+            to the journal or the archive, are in the report instead.
         ValueError, TypeError: an option is invalid.
     """
     checked = RedriveOptions(**options)
@@ -101,5 +107,5 @@ def redrive(
 
 
 def journal_path(path: Path, source: Endpoint) -> Path:
-    """Return the journal's file. In a directory it is named after the source."""
+    """Return the path of the journal. If ``path`` is a directory, the file is named by the ARN."""
     return path / f"{source.arn}.journal" if path.is_dir() else path

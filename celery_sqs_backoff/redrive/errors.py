@@ -1,8 +1,8 @@
-"""Why a redrive has not begun, or could not go on.
+"""Errors of a redrive that could not begin, or could not go on.
 
 RedriveError
-+-- RedriveRefused      it would do harm, or cannot be done: no message was sent
-+-- RedriveUnreachable  SQS does not answer, or does not let us
++-- RedriveRefused      the redrive would do harm or is impossible: no message was sent
++-- RedriveUnreachable  SQS does not answer, or denies a call
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ class RedriveError(Exception):
 
 
 class RedriveRefused(RedriveError):
-    """The redrive was not begun. Its message says why, and gives a remedy.
+    """The redrive was not begun. The error's text gives the reason and a remedy.
 
     Attributes:
-        overridable: whether ``force=True`` lets it run nevertheless.
+        overridable: whether ``force=True`` lets the redrive run in spite of the error.
     """
 
     def __init__(self, message: str, *, overridable: bool = False) -> None:
@@ -39,10 +39,10 @@ class RedriveUnreachable(RedriveError):
 
 
 def explain(what: str, failure: Failure) -> str:
-    """Say why a call has failed, and how to fix it. ``what`` names the call."""
+    """Return a text that says why a call failed and how to fix it. ``what`` names the call."""
     return f"{what}: {failure.code}. {advice(failure.code)}"
 
 
 def unreachable(what: str, failure: Failure) -> RedriveUnreachable:
-    """Make an error of ours from a failed call."""
+    """Return the error to raise for a failed call. ``what`` names the call."""
     return RedriveUnreachable(explain(what, failure), failure.code)

@@ -1,7 +1,7 @@
-"""Events of a redrive while it runs, and its report.
+"""Events of a redrive, and its report.
 
-Events are handed to ``on_event`` one at a time, by a thread of their own. They name messages by
-their id in the source. They never hold a body or arguments.
+A thread of the redrive calls ``on_event`` with one event at a time. Events name messages by their
+ID in the source. They never hold a body or arguments.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Any, TypeAlias
 
 Ids: TypeAlias = tuple[str, ...]
 
-#: If a signal has interrupted the run: how long it waits for calls under way, and then for a
+#: After a second signal, the run waits this long for calls under way, and then as long for a
 #: callback that blocks.
 LAST_WORDS_SECONDS = 2.0
 
 
 class Ended(str, Enum):
-    """Why a redrive ended. The values are for scripts, and stay."""
+    """Why a redrive ended. Scripts use the values, so they do not change."""
 
     DONE = "done"
     #: Messages are left that this run could not receive.
     INCOMPLETE = "incomplete"
-    #: The probe, or messages that came back stopped it.
+    #: The probe failed, or too many messages came back.
     GATE = "gate"
     INTERRUPTED = "interrupted"
-    #: SQS does not answer, or does not let us.
+    #: SQS does not answer, or denies a call.
     UNREACHABLE = "unreachable"
     #: The journal or the archive could not be written.
     FAILED = "failed"
-    #: An unexpected exception, such as one of ``on_event``.
+    #: An unexpected exception, for example one that ``on_event`` raised.
     ERROR = "error"
 
 
@@ -44,21 +44,26 @@ class RedriveReport:
     Attributes:
         sent: messages that SQS reported as sent to the destination.
         deleted: sent and dropped messages that SQS reported as deleted from the source.
-        failed: could not be sent (SQS refused, or no destination is known); still in the source.
-        skipped: not selected, or expired and left alone; still in the source.
-        poison: came back in this run, or was replayed too often; still in the source.
-        in_doubt: may have been sent and is still in the source, or (``include_unknown``) may have
-            been sent more than once: the response to the send was lost. Their ids were in events.
-            A message that an earlier run left in doubt does not count once it has left the source.
-        remaining: in the source at the end, as SQS counts (approximately).
-        returned: sent in this run and received again. They are in ``poison`` too.
-        dropped: deleted from the source without being sent, as was asked.
-        not_deleted: sent, and SQS has not confirmed their delete. Another run sends
-            them again if they are still in the source, unless it has this run's journal.
-        looked_at: distinct messages that were received, and messages that came back.
-        unknown: of those skipped: their record says that they may have been done already.
+        failed: messages that could not be sent (SQS refused, or no destination is known). They are
+            still in the source.
+        skipped: messages that were not selected, that had expired, or whose task may have been done
+            already. They are still in the source.
+        poison: messages that came back in this run, or were replayed too often. They are still in
+            the source.
+        in_doubt: messages whose response to the send was lost. They may have been sent and are
+            still in the source, or (``include_unknown``) may have been sent more than once. Events
+            gave their IDs. A message that an earlier run left in doubt does not count once it has
+            left the source.
+        remaining: messages in the source at the end. SQS counts approximately.
+        returned: messages that were sent in this run and received again. ``poison`` counts them,
+            too.
+        dropped: messages that were deleted without being sent (option ``delete``).
+        not_deleted: messages that were sent, but SQS has not confirmed their delete. If they are
+            still in the source, another run sends them again, unless it has this run's journal.
+        looked_at: distinct messages that were received, plus messages that came back.
+        unknown: the part of ``skipped`` whose record says that the task may have been done already.
         ended: why the run ended.
-        detail: more about ``ended``, for a person.
+        detail: explanation of ``ended``, for a person. May be empty.
     """
 
     sent: int = 0
@@ -78,15 +83,17 @@ class RedriveReport:
 
     @property
     def sent_before(self) -> int:
-        """Messages that an earlier run had sent and that this run only had to delete."""
+        """Number of messages that an earlier run had sent and this run only had to delete."""
         return max(0, self.deleted + self.not_deleted - self.sent - self.dropped)
 
 
 @dataclass(frozen=True)
 class Started:
-    """``messages``: in the source now, which is as many as the run will look at.
+    """The run begins.
 
-    ``journal``: path of the file that a killed run is resumed from, if there is one.
+    ``messages``: number of messages in the source, which is the number that the run looks at.
+    ``resumed``: whether the run continues an earlier run. ``journal``: path of the journal, from
+    which another run can continue this one; ``None`` = no journal.
     """
 
     run_id: str
@@ -99,7 +106,7 @@ class Started:
 
 @dataclass(frozen=True)
 class MessagesSent:
-    """SQS has reported these as sent."""
+    """SQS has reported these messages as sent."""
 
     ids: Ids
     destination: str
@@ -107,6 +114,8 @@ class MessagesSent:
 
 @dataclass(frozen=True)
 class Deleted:
+    """SQS has reported these messages as deleted from the source."""
+
     ids: Ids
 
 
@@ -117,27 +126,31 @@ class _MessagesLeft:
 
 
 class Failed(_MessagesLeft):
-    """Not sent; they stay in the source."""
+    """Messages that could not be sent. They stay in the source."""
 
 
 class NotDeleted(_MessagesLeft):
-    """Messages that were sent, and SQS has not confirmed their delete.
+    """Messages that were sent, but SQS has not confirmed their delete.
 
-    Another run sends them again if they are still there, unless it has this run's journal."""
+    If they are still in the source, another run sends them again, unless it has this run's journal.
+    """
 
 
 class Skipped(_MessagesLeft):
-    """Not selected, or expired and left alone; they stay in the source."""
+    """Messages that the options exclude. They stay in the source."""
 
 
 class Poison(_MessagesLeft):
-    """Left in the source: they came back in this run, or were replayed too often."""
+    """Messages that came back in this run, or were replayed too often. They stay in the source."""
 
 
 @dataclass(frozen=True)
 class InDoubt:
-    """These may have been sent, and ``resend`` says whether they are sent again. ``None``: they
-    were sent, so late that another run may have sent them, too."""
+    """Messages that may have been sent.
+
+    ``resend``: whether the run sends them again. ``None`` = this run has sent them after its hold
+    ended, so another run may have sent them, too.
+    """
 
     ids: Ids
     resend: bool | None
@@ -145,9 +158,10 @@ class InDoubt:
 
 @dataclass(frozen=True)
 class RunWaits:
-    """The run receives no message, and waits, because a killed run may hide the rest.
+    """The run receives no message and waits, because a killed run may hide the rest.
 
-    ``messages``: the number that it has not seen. ``seconds``: the longest that it waits.
+    ``messages``: number of messages that the run has not received. ``seconds``: it waits at most
+    this long.
     """
 
     messages: int
@@ -156,10 +170,12 @@ class RunWaits:
 
 @dataclass(frozen=True)
 class Progress:
-    """About once a second.
+    """How far the run is. Emitted about once a second.
 
-    ``messages``: of the ``looked_at``, as many as there were at the start; ``to_send``: an estimate
-    of how many of them will be sent or dropped in all. ``rate``: messages per second, lately.
+    ``messages``: number of messages in the source at the start. ``looked_at``: how many of them the
+    run has received. ``to_send``: estimate of how many of them the run sends or drops in all.
+    ``rate``: sent or dropped messages per second, on average since the start. ``eta_seconds``: time
+    that the rest takes at this rate; ``None`` = not known.
     """
 
     looked_at: int
@@ -177,9 +193,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Finished:
-    """The last event of every run, also of one that ends with an exception.
+    """The last event of every run, also if the run raises an exception.
 
-    ``ended`` is the report's, or ``"refused"``; ``report`` is ``None`` if the run was refused.
+    ``ended`` is the value of ``report.ended``. If the redrive was refused, ``ended`` is
+    ``"refused"`` and ``report`` is ``None``.
     """
 
     report: RedriveReport | None
@@ -203,7 +220,7 @@ RedriveEvent: TypeAlias = (
 
 
 def as_dict(event: RedriveEvent) -> dict[str, Any]:
-    """Return an event as JSON takes it, with its type under ``"event"``."""
+    """Return an event as a dict for JSON, with the name of its class as ``"event"``."""
     return {"event": type(event).__name__, **asdict(event)}
 
 
@@ -211,7 +228,8 @@ class Listener:
     """Calls ``on_event`` with one event at a time, in their order. Safe for threads.
 
     Attributes:
-        error: what ``on_event`` raised. It is not called again but for the end.
+        error: the first exception that ``on_event`` raised. After it, ``on_event`` is called only
+            for ``Finished``. ``None`` = no exception.
     """
 
     def __init__(self, on_event: Callable[[RedriveEvent], None] | None) -> None:
@@ -221,7 +239,7 @@ class Listener:
         self.error: BaseException | None = None
 
     def __call__(self, event: RedriveEvent) -> None:
-        """Hand out an event. Never raises. Until the thread is started, wait for the callback."""
+        """Deliver an event. Never raises. Before ``start()``, wait until the callback returns."""
         if self._thread is None:
             self._deliver(event)
         else:
@@ -235,7 +253,7 @@ class Listener:
         """Wait until all events are delivered.
 
         Arguments:
-            is_interrupted: a callback that blocks is not waited for any longer than two seconds.
+            is_interrupted: wait at most two seconds, because the callback may block.
         """
         if (thread := self._thread) is not None:
             self._queue.put(None)
@@ -250,5 +268,5 @@ class Listener:
             return
         try:
             self._on_event(event)
-        except BaseException as exc:  # noqa: BLE001  # a user's: raised when the run has ended
+        except BaseException as exc:  # noqa: BLE001  # the run raises a callback's error at its end
             self.error = self.error or exc

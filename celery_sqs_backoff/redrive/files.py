@@ -1,8 +1,8 @@
-"""The files of a redrive: a journal of sends, and archives of messages.
+"""Read and write the files of a redrive: a journal of sends, and archives of messages.
 
-Both have one JSON object per line, and lines are only appended. A file is the operator's alone: one
-that other users could have written, or could read, is refused. A planted journal would make a run
-delete messages that were never sent.
+Both have one JSON object per line, and lines are only appended. A file that other users can read
+or write is refused. A forged journal would make a run delete messages that were never sent, and an
+archive holds user data.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..sqs.dead_letter import sendable
 from .errors import RedriveRefused
 from .message import DlqMessage
 
-#: On the disk before the run goes on. Losing other lines costs a repeated delete.
+#: Lines that are on the disk before the run goes on. Losing another line only repeats a delete.
 _SYNCED = {"sending", "sent", "ended"}
 
-#: The next run skips a message with such a line.
+#: Lines that settle a message, so the next run does not need to know it.
 _SETTLED = {"unsent", "deleted", "gone"}
 
 
@@ -36,16 +36,16 @@ T = TypeVar("T")
 class JsonLines:
     """A file to which one process at a time appends. Safe for threads. Use as a context manager.
 
-    It is created for us alone if it is missing. A last line that a kill has truncated is removed,
-    because it would corrupt the next one.
+    A missing file is created with mode 600. A last line that a kill has truncated is removed,
+    because it would corrupt the next line.
 
     Arguments:
-        begins: the first bytes of the file.
-        what: the kind of file, for people.
+        begins: the first bytes that a file of this kind must have.
+        what: the kind of file, for error texts.
 
     Raises:
-        RedriveRefused: it cannot be opened, is in use, belongs to others or can be read or written
-            by them, is a link, or is something else. The file is not changed then.
+        RedriveRefused: the file cannot be opened, is in use, belongs to other users, can be read or
+            written by them, is a link, or is not of this kind. The file is not changed then.
     """
 
     def __init__(self, path: Path, *, begins: bytes, what: str) -> None:
@@ -73,7 +73,7 @@ class JsonLines:
         """Append a line for each object. With ``sync`` they are on the disk on return.
 
         Raises:
-            OSError: the disk is full, for one.
+            OSError: for example, the disk is full.
         """
         lines = [json.dumps(each, separators=(",", ":"), default=_encode) for each in objects]
         with self._lock:
@@ -83,7 +83,7 @@ class JsonLines:
                 os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file. A write that a full disk refused was reported; this tries it again."""
+        """Close the file. Never raises, because a failed write has already raised in ``append``."""
         with suppress(OSError):
             self._file.close()
 
@@ -95,14 +95,15 @@ class JsonLines:
 
 
 class NoJournal:
-    """The journal of a run without a file. If the run is killed, the next can send twice.
+    """The journal of a run without a file. If the run is killed, the next run can send twice.
 
     Attributes:
         path: the file; ``None`` = no file.
-        past: messages that earlier processes left, by id: when it was first sent without an
-            answer (seconds since the epoch). ``None``: SQS has it, and only the delete is left.
-        last_at: when something was last sent; 0 = never.
-        is_resumed: the run before this one did not come to its end.
+        past: messages that earlier processes have not settled, by ID. The value is when the message
+            was first sent without an answer (seconds since the epoch). ``None`` = SQS has accepted
+            the message, and it only has to be deleted.
+        last_at: when the last send began, in seconds since the epoch; 0 = never.
+        is_resumed: whether the last run with this file did not end regularly.
     """
 
     def __init__(self) -> None:
@@ -114,20 +115,20 @@ class NoJournal:
 
 
 class Journal(NoJournal, JsonLines):
-    """The sends of a run, for the run after a kill. It is resumed if it exists.
+    """A file that records each send, so that a run after a kill can continue.
 
-    ``{"is": "sending", "ids": [...]}`` is on the disk before the call, ``"sent"`` before the
-    delete. A message is *in doubt* if its last line is ``sending``: the process ended before it
-    knew. If its last line is ``sent``, it only has to be deleted. When the next run opens the file,
-    it drops the messages that an ended run has settled.
+    ``{"is": "sending", "ids": [...]}`` is on the disk before the call to SQS, and ``"sent"`` before
+    the delete. If the last line of a message is ``sending``, the message is *in doubt*: the process
+    ended before SQS answered. If its last line is ``sent``, it only has to be deleted. The file is
+    emptied when it is opened after a run that ended and settled all its messages.
 
     Arguments:
-        path: the file. It stays when the run is over; another run may go on with it.
-        source: ARN of the queue; a journal is about one source.
+        path: the file. It stays when the run is over, and another run may continue it.
+        source: ARN of the queue. Each journal belongs to one source.
 
     Raises:
-        RedriveRefused: the file is of another source, is in use, is not a journal, is not ours
-            alone, or cannot be written.
+        RedriveRefused: the file belongs to another source, is in use, is not a journal, can be read
+            or written by other users, or cannot be written.
     """
 
     def __init__(self, path: Path, *, source: str) -> None:
@@ -149,8 +150,13 @@ class Journal(NoJournal, JsonLines):
     def write(self, kind: str, ids: Sequence[str], at: float = 0.0) -> None:
         """Append a line. ``sending``, ``sent`` and ``ended`` are on the disk on return.
 
+        Arguments:
+            kind: ``sending``, ``sent``, ``unsent``, ``deleted``, ``gone`` or ``ended``.
+            ids: IDs of the messages. Without any, only ``ended`` is written.
+            at: when the send began, in seconds since the epoch. For ``sending`` only.
+
         Raises:
-            OSError: the disk is full, for one.
+            OSError: for example, the disk is full.
         """
         if ids or kind == "ended":
             line: dict[str, object] = {"is": kind} | ({"ids": list(ids)} if ids else {})
@@ -164,8 +170,8 @@ class Journal(NoJournal, JsonLines):
                 self._apply(json.loads(line))
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 raise RedriveRefused(
-                    f"Line {number} of journal {self.path} is damaged, so what was sent is not"
-                    " known. Without that line, what it was about may be sent twice."
+                    f"Line {number} of journal {self.path} is damaged, so it is not known which"
+                    " messages were sent. If you remove the line, its messages may be sent twice."
                 ) from None
 
     def _apply(self, line: dict[str, Any]) -> None:
@@ -192,15 +198,15 @@ class Journal(NoJournal, JsonLines):
 
 
 class Archive(JsonLines):
-    """Dead letters: everything that SQS has told of each. It holds bodies: the user's data.
+    """A file of dead letters with all that SQS returned for each. It holds bodies, so user data.
 
     Arguments:
-        path: the file; created for us alone.
+        path: the file. If it is missing it is created with mode 600.
         source: ARN of the queue that the messages are in.
 
     Raises:
-        RedriveRefused: the file cannot be written, is in use, is not an archive, or is not ours
-            alone.
+        RedriveRefused: the file cannot be written, is in use, is not an archive, or can be read or
+            written by other users.
     """
 
     def __init__(self, path: Path, *, source: str | None = None) -> None:
@@ -208,10 +214,10 @@ class Archive(JsonLines):
         self._source = source
 
     def write(self, messages: Sequence[DlqMessage], destinations: Sequence[str | None]) -> None:
-        """Append messages, with the queue (ARN) that each would go to. They are on the disk then.
+        """Append messages, with the ARN of each one's destination. They are on the disk on return.
 
         Raises:
-            OSError: the disk is full, for one.
+            OSError: for example, the disk is full.
         """
         objects = []
         for message, destination in zip(messages, destinations, strict=True):
@@ -219,7 +225,7 @@ class Archive(JsonLines):
             found.pop("ReceiptHandle", None)
             attributes: Mapping[str, Any] = found.get("MessageAttributes") or {}
             objects.append(
-                {"MessageId": message.id}  # the first, by which an archive is known
+                {"MessageId": message.id}  # must be first: ``begins`` recognises an archive by it
                 | found
                 | {"MessageAttributes": {n: sendable(value) for n, value in attributes.items()}}
                 | {"Source": self._source, "Destination": destination}
@@ -228,11 +234,11 @@ class Archive(JsonLines):
 
 
 def read_archive(path: Path) -> Iterator[DlqMessage]:
-    """Read the messages of an archive, in its order.
+    """Read the messages of an archive, in the order of its lines.
 
     Raises:
-        RedriveRefused: there is no such file, it is not ours alone, or a line of it is not a dead
-            letter.
+        RedriveRefused: the file does not exist, can be read or written by other users, or has a
+            line that is not a dead letter.
     """
     with _open(path, os.O_RDONLY, "rb", "archive") as file:
         for number, line in enumerate(file, 1):
@@ -274,7 +280,7 @@ def _open(path: Path, flags: int, mode: str, what: str) -> BinaryIO:
         if found.st_mode & 0o077:
             raise RedriveRefused(f"{name} is open to other users. If it is yours: chmod 600.")
         return os.fdopen(descriptor, mode)  # type: ignore[return-value]  # both modes are binary
-    except BaseException:  # no file object closes the descriptor yet
+    except BaseException:  # no file object owns the descriptor yet, so close it here
         os.close(descriptor)
         raise
 
@@ -289,7 +295,7 @@ def _remove_truncated_line(file: BinaryIO) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    """Put the file's name on the disk, too."""
+    """Write the directory to the disk, because a new file's name is stored there."""
     descriptor = os.open(path.resolve().parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)

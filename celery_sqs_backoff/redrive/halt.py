@@ -1,4 +1,4 @@
-"""End a run, tell it the time, and pause it between two tries of a call."""
+"""End a redrive, and pause it between two tries of a call."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ def draw_pause(attempt: int) -> float:
 
 
 class Halt:
-    """Ends a run, and tells it the time. The first reason counts. Safe for threads.
+    """The stop flag of a run, with the reason, and the run's clocks. Safe for threads.
+
+    Call it with a reason to end the run. The first reason is kept.
 
     Arguments:
-        stop: set from outside, ends the run.
-        clock: seconds. It counts a suspend of the machine.
+        stop: the caller of the redrive sets it to end the run.
+        clock: seconds. It also runs while the machine is suspended.
         now: seconds since the epoch.
     """
 
@@ -55,14 +57,14 @@ class Halt:
             self._event.set()
 
     def fail(self, exc: BaseException) -> None:
-        """End the run because of an exception, which it raises in the end."""
+        """End the run because of an exception. The run raises the exception at its end."""
         with self._lock:
             self.error = self.error or exc
         ended = Ended.UNREACHABLE if isinstance(exc, RedriveUnreachable) else Ended.ERROR
         self(ended, str(exc) if isinstance(exc, RedriveError) else type(exc).__name__)
 
     def finish(self) -> None:
-        """End the waiting of all threads."""
+        """Wake all threads that wait for the end."""
         self._event.set()
 
     @property
@@ -72,16 +74,16 @@ class Halt:
         return self._event.is_set()
 
     def pause(self, attempt: int) -> None:
-        """Wait between two tries of a call. A halt does not cut it short: tries are few."""
+        """Wait between two tries of a call. A halt does not shorten the wait."""
         time.sleep(draw_pause(attempt))
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end, at most this many seconds."""
+        """Wait for the end of the run, at most ``seconds``. Return whether it has ended."""
         return self._event.wait(seconds) or self.is_set
 
 
 def must_end(ledger: Ledger, halt: Halt) -> bool:
-    """Return whether a run must end, also because of its callback or its journal."""
+    """Return whether a run must end. First end it if its callback or its journal has failed."""
     if (error := ledger.emit.error) is not None:
         halt.fail(error)
     if (unwritten := ledger.file_error) is not None:
@@ -92,11 +94,11 @@ def must_end(ledger: Ledger, halt: Halt) -> bool:
 def carry_out(
     work: Callable[[], int], ledger: Ledger, halt: Halt, *, messages: int
 ) -> RedriveReport:
-    """Do the work of a run, and emit its end, however it ends.
+    """Do the work of a run, and emit ``Finished`` even if the work raises.
 
     Arguments:
         work: returns how many messages remain in the source.
-        messages: in the source at the start.
+        messages: number of messages in the source at the start.
     """
 
     def tell_end(remaining: int) -> RedriveReport:
@@ -108,8 +110,8 @@ def carry_out(
 
     try:
         report = tell_end(work())
-    except BaseException as exc:  # hidden messages come back by themselves
-        is_signal = isinstance(exc, KeyboardInterrupt)  # the second one
+    except BaseException as exc:  # SQS shows hidden messages again when their holds end
+        is_signal = isinstance(exc, KeyboardInterrupt)  # in a command, the first signal sets stop
         halt.ended = Ended.INTERRUPTED
         halt.detail = "by a second signal" if is_signal else type(exc).__name__
         ledger.name_unanswered()
@@ -117,7 +119,7 @@ def carry_out(
         ledger.emit.finish(is_interrupted=True)
         raise
     ledger.emit.finish()
-    # A callback that is late may have raised at the very last events.
+    # The callback may have raised for one of the last events.
     if (error := halt.error or ledger.emit.error) is not None:
         raise error
     return report

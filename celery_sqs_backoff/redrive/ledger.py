@@ -1,17 +1,17 @@
-"""The ledger of a redrive knows where each message is: one table, one lock.
+"""Keep the state of each message of a redrive, in one table under one lock.
 
 ::
 
     HELD --start_sending--> SENDING --mark_sent--> SENT --mark_deleted--> forgotten
      |  <---mark_unsent, mark_in_doubt---'                                 ^
      |--leave--> LEFT    stays hidden until the run ends, and is then shown again
-     |--release-> forgotten: it will be received again                     |
-     '--mark_deleted (unsent, as was asked) -------------------------------'
+     |--release-> forgotten: the run will receive it again                 |
+     '--mark_deleted (unsent, by the option ``delete``) -------------------'
 
 Each method is one transition. It changes the rows, writes the journal and emits an event, in this
-order. A row without a receipt handle is known from the journal and was not received yet. A message
-belongs to its newest receipt handle. If a newer handle arrives while it is SENDING, its sender
-goes on with that one.
+order. A row without a receipt handle comes from the journal, and this process has not received its
+message yet. Only the newest receipt handle of a message is used. If a newer handle arrives while
+the message is SENDING, the sending thread continues with the newer handle.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from .files import NoJournal
 from .message import DlqMessage
 from .triage import UNKNOWN, Action
 
-#: The event that names messages which stay. A message in doubt was named before.
+#: The event to emit for messages that stay in the source. ``Action.HOLD`` has no entry, because an
+#: ``InDoubt`` event has named these messages before.
 _EVENTS: dict[Action, Callable[[tuple[str, ...], str], events.RedriveEvent]] = {
     Action.SKIP: events.Skipped,
     Action.FAIL: events.Failed,
@@ -40,7 +41,7 @@ _EVENTS: dict[Action, Callable[[tuple[str, ...], str], events.RedriveEvent]] = {
 _MARGIN_SHARE = 1 / 15
 _MOST_MARGIN_SECONDS = 2.0
 
-#: Deleted messages that are remembered, in case SQS delivers one again.
+#: The ledger remembers this number of deleted messages, because SQS may deliver one again.
 _REMEMBERED = 10_000
 
 
@@ -57,9 +58,10 @@ class LedgerRow:
 
     Attributes:
         handle: its newest receipt handle; ``None`` = it was not received by this process yet.
-        until: hidden for us until then, by the run's clock.
-        left: why it stays.
-        doubted_at: when it was first sent without an answer, in seconds since the epoch.
+        until: time at which SQS stops hiding it, by the run's clock.
+        left: action that left it in the source; ``None`` = it was not left.
+        doubted_at: when the run first sent it and got no answer, in seconds since the epoch.
+            ``None`` = not in doubt.
     """
 
     state: RowState
@@ -73,16 +75,16 @@ class Ledger:
     """Safe for threads.
 
     Arguments:
-        journal: knows what earlier processes have left.
+        journal: gives the messages that earlier processes have not settled.
         on_event: is called with one event at a time.
-        clock: seconds. It counts a suspend of the machine.
+        clock: seconds. It also runs while the machine is suspended.
         hold_seconds: for how long a receive hides a message.
 
     Attributes:
         looked_at: distinct messages that were received.
         admitted: messages that were chosen to be sent or deleted.
         claims: messages that threads have asked for and not received yet.
-        file_error: why the journal could not be written.
+        file_error: the first error of a write to the journal; ``None`` = all writes worked.
     """
 
     def __init__(
@@ -111,7 +113,14 @@ class Ledger:
     # Receiving
 
     def claim(self, most: int, places: int) -> int | None:
-        """Return how many messages to ask for, or ``None`` if all ``places`` are taken."""
+        """Reserve places for one receive, and return their number.
+
+        ``None`` if all ``places`` are taken.
+
+        Arguments:
+            most: largest number to return.
+            places: number of messages that the run looks at in all.
+        """
         with self.lock:
             claim = min(most, places - self.places - self.claims)
             if claim < 1:
@@ -122,10 +131,14 @@ class Ledger:
     def enter(
         self, claim: int, messages: Sequence[DlqMessage], until: float
     ) -> tuple[list[DlqMessage], list[DlqMessage]]:
-        """Enter the messages received for a claim.
+        """Record the messages that a receive returned.
 
         Returns the messages that the caller has to settle now, and messages that were sent before
         and only have to be deleted.
+
+        Arguments:
+            claim: number that ``claim()`` returned for this receive.
+            until: time at which SQS stops hiding the messages, by the run's clock.
         """
         ours: list[DlqMessage] = []
         sent: list[DlqMessage] = []
@@ -135,7 +148,7 @@ class Ledger:
             for message in messages:
                 row = self.rows.get(message.id)
                 if row is None and message.id in self._gone:
-                    # SQS may accept a delete with an older handle and not do it.
+                    # SQS may accept a delete with an older handle and keep the message.
                     row = self.rows[message.id] = LedgerRow(RowState.SENT)
                     del self._gone[message.id]
                     self.deleted -= 1
@@ -153,14 +166,17 @@ class Ledger:
         return ours, sent
 
     def admit(self, messages: Sequence[DlqMessage], limit: int | None) -> list[DlqMessage]:
-        """Return the messages that the limit lets us send."""
+        """Return the messages that the run may send under the limit. ``None`` = no limit."""
         with self.lock:
             room = len(messages) if limit is None else max(0, limit - self.admitted)
             self.admitted += len(messages[:room])
             return list(messages[:room])
 
     def still_ours(self, messages: Sequence[DlqMessage]) -> list[DlqMessage]:
-        """Return the messages that no other consumer can have. We will receive the rest again."""
+        """Return the messages that no other consumer can have received.
+
+        The rest are released, and the run will receive them again.
+        """
         with self.lock:
             now = self._clock()
             ours = [
@@ -172,7 +188,7 @@ class Ledger:
             return ours
 
     def release(self, messages: Iterable[DlqMessage]) -> list[str]:
-        """Forget messages that were not settled. Returns their receipt handles."""
+        """Forget messages that are not settled, and return their receipt handles."""
         handles = []
         with self.lock:
             for message in messages:
@@ -192,13 +208,16 @@ class Ledger:
     # Settling
 
     def find_doubt(self, message: DlqMessage) -> float | None:
-        """Return when a message was first sent without an answer, in seconds since the epoch."""
+        """Return when the run first sent a message and got no answer.
+
+        Seconds since the epoch. ``None`` = the message is not in doubt.
+        """
         with self.lock:
             row = self.rows.get(message.id)
             return None if row is None else row.doubted_at
 
     def start_sending(self, messages: Sequence[DlqMessage], at: float) -> list[DlqMessage]:
-        """Return the messages that may be sent now. The journal has them on the disk.
+        """Return the messages that the caller may send now, after a line in the journal.
 
         Raises:
             OSError: the journal cannot be written. The ledger has not changed.
@@ -209,7 +228,7 @@ class Ledger:
                 self.rows[message.id].state = RowState.SENDING
         try:
             self._journal.write("sending", [message.id for message in ours], at)
-        except BaseException:  # also a kill: the journal must know each message that is sent
+        except BaseException:  # also a signal: without its journal line no message may be sent
             self._hold(ours)
             raise
         return ours
@@ -217,11 +236,12 @@ class Ledger:
     def mark_sent(
         self, messages: Sequence[DlqMessage], to: str, *, recognised_since: float | None = None
     ) -> None:
-        """Note that SQS has accepted these.
+        """Record that SQS has accepted these messages.
 
         Arguments:
-            recognised_since: of a FIFO queue, which makes no duplicate of a message that was first
-                sent since then.
+            recognised_since: seconds since the epoch. A FIFO queue discards a duplicate of a
+                message that was first sent after this time, so the message is no longer in doubt.
+                ``None`` = a standard queue.
         """
         ids = [message.id for message in messages]
         with self.lock:
@@ -241,18 +261,22 @@ class Ledger:
         self.emit(events.MessagesSent(tuple(ids), to))
 
     def mark_unsent(self, messages: Sequence[DlqMessage]) -> None:
-        """Note that SQS has not accepted these. One that was ever in doubt stays so."""
+        """Record that SQS has not accepted these messages.
+
+        A message that is in doubt because of an earlier send stays in doubt.
+        """
         self._hold(messages)
         self._write("unsent", [m.id for m in messages if self.rows[m.id].doubted_at is None])
 
     def mark_in_doubt(
         self, messages: Sequence[DlqMessage], at: float, *, resend: bool | None
     ) -> None:
-        """Note that the response was lost.
+        """Record that the response to a send was lost.
 
         Arguments:
-            resend: whether they are sent again; ``None``: to a FIFO queue. Its next
-                response settles the doubt, so there is no event.
+            at: when the send began, in seconds since the epoch.
+            resend: whether the run sends the messages again. ``None`` emits no event: for a FIFO
+                queue, because its next response settles the doubt.
         """
         self._hold(messages)
         with self.lock:
@@ -269,7 +293,7 @@ class Ledger:
                 row.state, message.handle = RowState.HELD, row.handle or ""
 
     def settle_doubts(self, there: Collection[str], absent: Collection[str]) -> None:
-        """Note which messages in doubt were found at their destination, and which were not."""
+        """Record which messages in doubt were found at their destination, and which were not."""
         with self.lock:
             for id_ in there:
                 self.rows[id_].state, self.rows[id_].doubted_at = RowState.SENT, None
@@ -280,7 +304,7 @@ class Ledger:
         self._write("unsent", sorted(absent))
 
     def leave(self, messages: Iterable[tuple[DlqMessage, Action, str]]) -> None:
-        """Leave messages in the source, each for its reason."""
+        """Leave messages in the source, each with its action and reason."""
         grouped: defaultdict[tuple[Action, str], list[str]] = defaultdict(list)
         with self.lock:
             for message, action, reason in messages:
@@ -294,11 +318,11 @@ class Ledger:
                 self.emit(_EVENTS[action](tuple(ids), reason))
 
     def mark_deleted(self, ids: Iterable[str], *, name_late: bool) -> None:
-        """Note that SQS has deleted these.
+        """Record that SQS has deleted these messages.
 
         Arguments:
-            name_late: name messages that we deleted after our hold was over. Another run may have
-                sent them, too.
+            name_late: emit an event with the messages that were no longer hidden when they were
+                deleted. Another run may have sent them, too.
         """
         found: dict[str, LedgerRow] = {}
         ids = list(ids)
@@ -306,7 +330,7 @@ class Ledger:
             late = self._doubt_late(ids) if name_late else []
             for id_ in ids:
                 if (row := self.rows.pop(id_, None)) is None:
-                    continue  # two threads may delete the same
+                    continue  # another thread has deleted the same message
                 found[id_] = row
                 self.deleted += 1
                 self.dropped += row.state is not RowState.SENT
@@ -323,7 +347,10 @@ class Ledger:
             self.emit(events.Deleted(tuple(found)))
 
     def _doubt_late(self, ids: Iterable[str]) -> list[str]:
-        """Note sent messages that another run may have sent, too, because our hold was over."""
+        """Mark sent messages as in doubt if SQS no longer hides them, and return their IDs.
+
+        Another run may have sent them, too.
+        """
         now, late = self._clock(), []
         for id_ in ids:
             row = self.rows.get(id_)
@@ -335,7 +362,11 @@ class Ledger:
     # Holds
 
     def due(self, within: float, *, left: bool) -> list[tuple[str, str]]:
-        """Return ids and receipt handles of messages that we stop hiding ``within`` seconds."""
+        """Return IDs and receipt handles of messages whose hold ends ``within`` seconds.
+
+        Arguments:
+            left: ``True`` = only messages that are left, ``False`` = only the others.
+        """
         now = self._clock()
         with self.lock:
             return [
@@ -347,9 +378,12 @@ class Ledger:
             ]
 
     def renew(self, id_: str, handle: str, until: float) -> bool:
-        """Note that SQS hides a message longer. Return False if that came too late.
+        """Record that SQS hides a message until a later time. Return False if its hold had ended.
 
-        SQS takes an old handle, too, so another consumer may have the message.
+        SQS accepts the handle even then, so another consumer may have received the message.
+
+        Arguments:
+            until: new end of the hold, by the run's clock.
         """
         with self.lock:
             row = self.rows.get(id_)
@@ -361,7 +395,7 @@ class Ledger:
             return True
 
     def give_all_back(self) -> list[str]:
-        """Return the receipt handles of all that is hidden for us and was not sent."""
+        """End the holds of all messages that were not sent, and return their receipt handles."""
         with self.lock:
             held = [r for r in self.rows.values() if r.handle and r.state is not RowState.SENT]
             handles = [r.handle for r in held if r.handle and r.until > float("-inf")]
@@ -372,10 +406,11 @@ class Ledger:
     # The end
 
     def forget_past(self, before: float) -> None:
-        """Forget messages that the journal knows and that have left the source.
+        """Forget messages that are in the journal but that this run has not received.
 
-        SQS's counts are approximate, and a killed process may still hide a message. So the
-        journal forgets only messages sent ``before``.
+        They have left the source. But SQS's counts are approximate, and a killed process may still
+        hide a message. So the journal itself forgets only messages that were sent before the time
+        ``before`` (seconds since the epoch).
         """
         with self.lock:
             past = {id_: row for id_, row in self.rows.items() if row.handle is None}
@@ -385,21 +420,21 @@ class Ledger:
         self._write("gone", [i for i, row in past.items() if (row.doubted_at or last_at) < before])
 
     def end(self) -> None:
-        """Note that the next run is a new one, not this one resumed."""
+        """Record that the run has ended, so that the next run with the journal is a new run."""
         self._write("ended", [])
 
     def name_past(self, *, resend: bool) -> None:
-        """Name the messages that an earlier process left in doubt."""
+        """Emit an event with the messages in doubt."""
         if ids := tuple(self.doubted):
             self.emit(events.InDoubt(ids, resend))
 
     def name_doubted(self, messages: Iterable[DlqMessage]) -> None:
-        """Name messages that may have been sent to a FIFO queue and are given up."""
+        """Emit an event with those messages that are in doubt, when a FIFO queue gives them up."""
         if ids := tuple(m.id for m in messages if self.find_doubt(m) is not None):
             self.emit(events.InDoubt(ids, resend=False))
 
     def name_unanswered(self) -> None:
-        """Name the messages that were sent without a response when a run is interrupted."""
+        """Emit an event with the messages that are SENDING when the run is interrupted."""
         with self.lock:
             rows = {i: row for i, row in self.rows.items() if row.state is RowState.SENDING}
             for row in rows.values():
@@ -415,7 +450,7 @@ class Ledger:
 
     @property
     def places(self) -> int:
-        """Messages that were in the source at the start, without returns from this run."""
+        """Number of messages looked at, without messages that came back in this run."""
         return self.looked_at - self.left[Action.CAME_BACK]
 
     @property
@@ -439,13 +474,18 @@ class Ledger:
 
     @property
     def undeleted(self) -> dict[str, str]:
-        """Ids and receipt handles of messages that were sent and not deleted."""
+        """Receipt handles, by ID, of messages that were sent and not deleted."""
         with self.lock:
             rows = self.rows.items()
             return {i: r.handle for i, r in rows if r.state is RowState.SENT and r.handle}
 
     def progress(self, messages: int, limit: int | None) -> events.Progress:
-        """Return how far the run is. ``messages``: in the source at its start."""
+        """Return how far the run is.
+
+        Arguments:
+            messages: number of messages in the source at the start.
+            limit: largest number of messages to send; ``None`` = no limit.
+        """
         with self.lock:
             numbers, places, done = self.numbers(), self.places, self.sent + self.dropped
             to_send = self.admitted + round(max(0, messages - places) * self.share)
@@ -481,7 +521,10 @@ class Ledger:
             }
 
     def _write(self, kind: str, ids: Sequence[str]) -> None:
-        """Write the journal. The run deletes sent messages even if the disk is full."""
+        """Write a line to the journal, and keep the first error instead of raising it.
+
+        The run must still delete the messages that it has sent if the disk is full.
+        """
         try:
             if ids or kind == "ended":
                 self._journal.write(kind, ids)

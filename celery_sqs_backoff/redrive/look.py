@@ -1,6 +1,7 @@
-"""Look at a dead-letter queue, and predict a redrive of it without changing the queue.
+"""Show the messages of a dead-letter queue, and predict a redrive, without sending or deleting.
 
-Looking has a price. Each message looked at is received, which SQS counts, and is given back.
+The peek receives each message and then shows it again. SQS counts each receive, so the receive
+count of the message rises by one.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ if TYPE_CHECKING:
 
 DEFAULT_SAMPLE = 1_000
 
-#: Messages whose facts are kept. Further ones are only counted.
+#: ``Plan.letters`` keeps the facts of this number of messages. Further messages are only counted.
 _MOST_FACTS, _MOST_FACTS_BESIDE_A_COPY = 10_000, 1_000
 
-#: Hidden for as long as the look takes; renewed if it takes longer.
+#: How long a receive hides a message. A longer peek renews the hold.
 _HOLD_SECONDS = 60
 
 _MOST_THREADS = 8
 
-#: Different values that a histogram counts one by one. It counts the rest together.
+#: A histogram counts this number of different values. It counts the rest together as "(others)".
 _MOST_VALUES = 1_000
 
 #: Upper ends of the age classes, in seconds.
@@ -58,8 +59,9 @@ _AGES: Mapping[str, float] = {
 class MessageFacts:
     """One dead letter, without its body.
 
-    ``outcome``: the meaning of its last failure, by its record; ``None`` = no record.
-    ``action`` and ``why``: how a redrive would treat it.
+    ``age_seconds``: since the message was first sent; ``None`` = unknown. ``outcome``: of the last
+    failure, according to the record; ``None`` = no record. ``action`` and ``why``: how a redrive
+    would treat the message, and the reason.
     """
 
     id: str
@@ -75,20 +77,22 @@ class MessageFacts:
     destination: str | None
     action: str
     why: str
-    #: The message itself, body and all, if it was asked for.
+    #: The message with its body, if ``peek`` was called with ``raw=True``.
     raw: DlqMessage | None = field(default=None, repr=False)
 
 
 @dataclass
 class Plan:
-    """The contents of the first ``looked_at`` of ``messages`` messages.
+    """A prediction of a redrive, from the first ``looked_at`` of ``messages`` messages.
 
-    ``matching`` and the histograms count the selected messages. ``ready`` counts the selected
-    messages that a redrive would send (or delete, on request), ``by_action`` each fate and reason.
-    ``unknown``: messages that stay because they may have been done already. ``chords``: messages
-    of a chord or group. ``not_given_back``: messages looked at that SQS refused to show again;
-    they stay hidden for minutes. ``oldest_expires_in_seconds``: until SQS deletes the oldest that
-    is selected; ``oldest_to_send_expires_in_seconds``: the same of the messages to send.
+    ``matching`` and the histograms (``by_...``) count the selected messages. ``by_action`` counts
+    each action with its reason. ``ready`` counts the selected messages that a redrive would send
+    (or delete, with ``delete=True``). ``unknown`` counts messages that stay because their task may
+    have been done already. ``chords`` counts messages of a chord or group. ``not_given_back``
+    counts messages that SQS refused to show again; they stay hidden for up to 15 minutes.
+    ``oldest_expires_in_seconds``: seconds until SQS deletes the oldest selected message.
+    ``oldest_to_send_expires_in_seconds``: seconds until SQS deletes the oldest message to send.
+    Both are ``None`` if they are not known.
     """
 
     source: str
@@ -122,12 +126,12 @@ class Plan:
 
     @property
     def duration_seconds(self) -> float | None:
-        """Seconds that a redrive would take to send them. ``None`` without a rate."""
+        """Seconds that a redrive would take to send ``to_send`` messages. ``None`` = no rate."""
         return None if self.rate is None else seconds_for(self.to_send, self.rate, self.ramp)
 
     @property
     def is_too_late(self) -> bool:
-        """Whether SQS would delete messages before their turn comes."""
+        """Whether SQS would delete some messages before the redrive could send them."""
         return (
             self.duration_seconds is not None
             and self.oldest_to_send_expires_in_seconds is not None
@@ -148,22 +152,23 @@ def peek(
     now: Callable[[], float] = time.time,
     **options: Any,
 ) -> Plan:
-    """Look at the messages of a dead-letter queue, and give them back.
+    """Receive messages of a dead-letter queue, predict a redrive, and show the messages again.
 
     Arguments:
         app: the Celery app with the SQS settings.
         source: name, URL or ARN of the dead-letter queue, or of a queue that has one.
         to: the destination that the redrive would have.
-        sample: look at this many messages at most. Default 1,000; ``None``: at all. Each is a
-            receive, which counts towards a redrive policy of the dead-letter queue itself.
-        raw: keep each message with its body, as ``raw`` of one of ``Plan.letters``.
-        copy: append selected messages to this archive, as they are found.
-        stop: set it to end early.
+        sample: look at this number of messages at most. Default 1,000; ``None`` = all messages.
+            Each is received once, which counts towards ``maxReceiveCount`` if the dead-letter
+            queue has a redrive policy itself.
+        raw: keep each message with its body, in ``raw`` of its entry in ``Plan.letters``.
+        copy: append selected messages to this archive file, as the peek finds them.
+        stop: set it to end the peek early.
         on_start: is called when the queue is found, before the first message is received.
         options: as for :func:`~celery_sqs_backoff.redrive`.
 
     Raises:
-        RedriveRefused: there is no such queue, or a redrive with these options would be refused.
+        RedriveRefused: the queue does not exist, or a redrive with these options would be refused.
         RedriveUnreachable: SQS does not answer.
         ValueError: an option is invalid.
     """
@@ -189,11 +194,13 @@ def look_through(
     now: Callable[[], float] = time.time,
     clock: Callable[[], float] = steady_seconds,
 ) -> Plan:
-    """Look at the messages of a route's dead-letter queue, and give them back.
+    """Receive messages of a route's dead-letter queue, predict a redrive, and show them again.
 
     Arguments:
-        copy: takes the selected messages as they are found, with the ARNs of their destinations.
-        now: seconds since the epoch. ``clock``: seconds. It goes on while the machine sleeps.
+        copy: is called with selected messages as they are found, and the ARNs of their
+            destinations.
+        now: seconds since the epoch.
+        clock: seconds. It also runs while the machine is suspended.
 
     The other arguments are as for :func:`peek`.
     """

@@ -1,7 +1,7 @@
-"""A dead letter: a message as it lies in the source, and as it will be sent.
+"""Read a message of a dead-letter queue, and make the entry that sends it again.
 
-Any sender to the queue may have written it. It is read once, within bounds, and reading it never
-raises. An unreadable part is a fact about the message (:attr:`DlqMessage.unreadable`).
+Any sender to the queue may have written the message, so reading it never raises.
+:attr:`DlqMessage.unreadable` names a part that cannot be read.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from ..sqs.envelope import Envelope, iso_time, read_envelope, with_headers
 from ..sqs.limits import MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
 from ..text import read_json_object
 
-#: The least life that ``extend`` gives an expired task.
+#: ``expired="extend"`` lets a task expire this long after the replay, or later.
 _LEAST_LIFETIME_SECONDS = 3600
 
 #: SQS keeps no message longer than 14 days.
 _LONGEST_RETENTION_SECONDS = 1_209_600
 
-#: On a message that was put back from an archive: the ID that it had there.
+#: Message attribute of a message that a restore put back. Its value is the ID in the archive.
 RESTORED_ATTRIBUTE = "celery-sqs-backoff-restored"
 
-#: Our marks never hold more replays than this, nor a negative number.
+#: A replay mark with this number of replays or more is invalid, as is a negative number.
 _MAX_REPLAYS = 1_000_000
 
 _OUTCOMES = {"RETRYABLE", "NOT_PROCESSED", "UNKNOWN"}
 
 
 class _Unreadable(Exception):
-    """A field of ours holds a value that we never write."""
+    """A field holds a value that neither SQS nor this package writes."""
 
 
 class DlqMessage:
@@ -51,12 +51,14 @@ class DlqMessage:
 
     Attributes:
         unreadable: its unreadable part, as a constant text; ``None`` = all of it can be read.
-        sent_at: from when on SQS counts its retention, seconds since the epoch: when it got the
-            message (a move by SQS keeps that), or when a worker gave it up and sent it here.
-            ``None`` = SQS did not say.
-        source_arn: the queue that SQS itself moved the message from, if it did. Then the
-            dead-letter record is not ours, and is ignored.
-        replays, run_id: how often it was replayed, and by which run last.
+        sent_at: when SQS began to count the retention period, in seconds since the epoch. If SQS
+            moved the message here, this is when the message was first sent to its own queue. If a
+            worker sent it here, this is when the worker did so. ``None`` = SQS did not say.
+        source_arn: the queue that SQS itself moved the message from; ``None`` = SQS did not move
+            it. If SQS moved it, a dead-letter record on it is ignored, because no worker wrote it
+            for this move.
+        replays: how many times the message was replayed.
+        run_id: the redrive that replayed it last; ``None`` = never replayed.
     """
 
     unreadable: str | None = None
@@ -79,7 +81,7 @@ class DlqMessage:
             self._read()
         except _Unreadable as exc:
             self.unreadable = str(exc)
-        except Exception:  # noqa: BLE001  # written by a stranger: no message may end the run
+        except Exception:  # noqa: BLE001  # any sender may have written it; it must not end the run
             self.unreadable = "its format"
         if not self.body:
             self.unreadable = "its body"
@@ -119,13 +121,13 @@ class DlqMessage:
 
     @property
     def outcome(self) -> str | None:
-        """Meaning of its last failure, or ``None`` if no record of ours says so."""
+        """Outcome of the last failure, or ``None`` without a valid dead-letter record."""
         found = self._from_record("outcome")
         return found if found in _OUTCOMES else None
 
     @property
     def origin(self) -> str | None:
-        """Queue that it came from, as SQS says or else its record. Not to be trusted."""
+        """Queue that the message came from, as SQS or else its record says. It can be forged."""
         return self.source_arn or self._from_record("origin")
 
     @property
@@ -136,7 +138,7 @@ class DlqMessage:
 
     @property
     def restored_id(self) -> str | None:
-        """ID that it has in the archive from which it was put back."""
+        """ID of the message in the archive. ``None`` if no restore put the message back."""
         attributes: Mapping[str, Any] = self.message.get("MessageAttributes") or {}
         found: str | None = (attributes.get(RESTORED_ATTRIBUTE) or {}).get("StringValue")
         return found
@@ -147,10 +149,11 @@ class DlqMessage:
 
     @property
     def first_sent_at(self) -> float | None:
-        """Time of its first send, as far as is known.
+        """Time when the message was first sent, in seconds since the epoch. ``None`` = unknown.
 
-        If a worker sent it here, its record says when a worker first received it, maybe days
-        before. A time longer ago than SQS keeps a message is forged, and is cut.
+        If a worker sent the message here, its record says when a worker first received it, which
+        can be days before. A time more than 14 days before ``sent_at`` is forged, because SQS keeps
+        no message that long. It is replaced by 14 days before.
         """
         if self.sent_at is None:
             return None
@@ -161,28 +164,29 @@ class DlqMessage:
 
     @property
     def chord(self) -> bool:
-        """Whether the task is part of a chord or a group, by Celery's own header."""
+        """Whether the task is part of a chord or a group, according to Celery's own header."""
         return bool(self.envelope and self.envelope.headers.get("group"))
 
     def is_expired(self, now: float) -> bool:
-        """Return whether a worker would throw the task away without running it."""
+        """Return whether a worker would discard the task because its ``expires`` is over."""
         expires = self.envelope.expires if self.envelope else None
         return expires is not None and expires <= now
 
     def due_in(self, now: float) -> float:
-        """Return the seconds that a parked message still had to wait. 0 for any other message."""
+        """Return the seconds until a parked message is due. 0 for any other message."""
         due_at = self.record.due_at if self.record else None
         return 0.0 if due_at is None else max(0.0, due_at - now)
 
     def entry(self, *, run_id: str, now: float, extend: bool = False) -> dict[str, Any]:
         """Return the entry for SendMessageBatch, without ``Id`` and the destination's fields.
 
-        A message that would pass SQS's limit with its replay mark is sent without the mark.
+        If the replay mark made the message larger than SQS allows, the message has no mark.
 
         Arguments:
-            run_id: goes on the message, with the number of its replays.
+            run_id: is written into the replay mark, with the number of replays.
             now: seconds since the epoch.
-            extend: give an expired task as long again as it had at first, at least an hour.
+            extend: let an expired task expire later. The task gets the same lifetime as at its
+                first send, counted from ``now``, at least an hour.
         """
         headers: dict[str, object] = {}
         if extend and self.is_expired(now) and self.envelope:
@@ -234,8 +238,8 @@ def _read_mark(mark: object) -> tuple[int, str | None]:
 def _pick_attributes(attributes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the message's own attributes, as SendMessage takes them.
 
-    The dead-letter record is left out. It is about the life that has ended, and would name the
-    wrong reason if SQS moves the message next time.
+    The dead-letter record is left out. It describes the last failure, so it would give the wrong
+    reason if SQS moves the message to the dead-letter queue again.
     """
     own = (ATTRIBUTE_NAME, RESTORED_ATTRIBUTE)
     found = {n: _check_attribute(value) for n, value in attributes.items() if n not in own}

@@ -1,4 +1,4 @@
-"""The options of a redrive: which messages, how fast, and with which safeguards."""
+"""Check the options of a redrive, and select messages by them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .probe import Probe, parse_probe
 
 OUTCOMES = ("RETRYABLE", "NOT_PROCESSED", "UNKNOWN")
 
-#: The options that choose among the messages.
+#: The options that select messages.
 SELECTION = ("task", "reason", "outcome", "origin", "error", "older", "newer", "ids")
 
 
@@ -25,7 +25,8 @@ SELECTION = ("task", "reason", "outcome", "origin", "error", "older", "newer", "
 class RedriveOptions:
     """The options of :func:`celery_sqs_backoff.redrive`, which documents them.
 
-    The types are those after the check. Rates, durations, probes and paths may be given as text.
+    The annotated types are the types after the check. Rates, durations, probes and paths may also
+    be given as text.
 
     Arguments:
         task: glob on the task's name.
@@ -33,11 +34,12 @@ class RedriveOptions:
         outcome: ``"RETRYABLE"``, ``"NOT_PROCESSED"`` or ``"UNKNOWN"``, by the record.
         origin: name (in SQS) or ARN of the queue that the message came from.
         error: glob on ``"type: message"`` of the exception in the record.
-        older, newer: seconds, timedelta or text such as ``"36h"``; the age of the message since it
-            was first sent.
-        ids: message ids and task ids, at least one.
+        older, newer: seconds, timedelta or text such as ``"36h"``. They compare with the age of the
+            message since it was first sent.
+        ids: message IDs and task IDs, at least one.
 
-    A message must match all of them. A glob does not match a message that lacks its field.
+    A message must match all given options. ``None`` matches every message. A glob does not match a
+    message that lacks the field.
 
     Raises:
         ValueError, TypeError: an option is invalid.
@@ -69,7 +71,7 @@ class RedriveOptions:
         for name, parse in _PARSERS.items():
             object.__setattr__(self, name, parse(getattr(self, name)))
         for name in SELECTION:
-            if getattr(self, name) == "":  # of a variable that is not set: it would never match
+            if getattr(self, name) == "":  # often an unset shell variable; it would never match
                 raise ValueError(f"invalid {name} '': for all messages leave it out")
         for name in ("limit", "max_replays"):
             value = getattr(self, name)
@@ -94,7 +96,7 @@ class RedriveOptions:
 
     @property
     def selects(self) -> bool:
-        """Whether some messages are meant, and not all."""
+        """Whether the options select only some of the messages."""
         return any(getattr(self, name) is not None for name in SELECTION)
 
     def matches(self, message: DlqMessage, now: float) -> bool:
@@ -128,7 +130,7 @@ def _ids(ids: Iterable[str] | None) -> frozenset[str] | None:
     if isinstance(ids, str):
         raise TypeError(f"invalid ids {ids!r}: expected a list of ids, not a text")
     found = frozenset(ids) - {""}
-    if not found:  # the result of an empty search; it never means all messages
+    if not found:  # often the result of an empty search, which must not select all messages
         raise ValueError("invalid ids: expected at least one; for all messages leave it out")
     return found
 

@@ -1,4 +1,4 @@
-"""Ask a probe whether the provider is well, before the first message and every 5 seconds."""
+"""Call a probe of the provider's health, before the first message and every 5 seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..threads import call_in_time
 from .events import Ended
 from .halt import Halt
 
-#: Healthy unless it returns ``False``, raises, or takes longer than 5 s.
+#: The provider counts as healthy unless the probe returns ``False``, raises, or takes over 5 s.
 Probe: TypeAlias = Callable[[], object]
 
 _PROBE_TIMEOUT_SECONDS = 5.0
@@ -25,10 +25,12 @@ _FAILED_PROBES = 3
 
 
 def parse_probe(value: str | Probe | None) -> Probe | None:
-    """Make a probe of a URL (2xx to a GET within 5 s is good), ``"module:callable"`` or a callable.
+    """Return a probe for a URL, a text ``"module:callable"``, or a callable. ``None`` = no probe.
+
+    The probe of a URL sends a GET. The provider is healthy if it answers 2xx within 5 s.
 
     Raises:
-        ValueError: it has another form, or the callable cannot be imported.
+        ValueError: the text has another form, or the callable cannot be imported.
     """
     if value is None or callable(value):
         return value
@@ -38,7 +40,7 @@ def parse_probe(value: str | Probe | None) -> Probe | None:
         raise ValueError(f"invalid probe {value!r}: expected a URL or 'module:callable'")
     try:
         found = symbol_by_name(value)
-    except Exception as exc:  # a user's module: it may raise anything
+    except Exception as exc:  # the user's module may raise any exception
         why = f"invalid probe {value!r}: it cannot be imported ({type(exc).__name__})"
         raise ValueError(why) from exc
     if not callable(found):
@@ -48,7 +50,7 @@ def parse_probe(value: str | Probe | None) -> Probe | None:
 
 
 def _is_well(url: str) -> bool:
-    # A redirect is not an answer of the provider: often it leads to a login page that is well.
+    # A redirect often leads to a login page, which answers 200 even if the provider is down.
     with urllib.request.urlopen(url, timeout=_PROBE_TIMEOUT_SECONDS) as response:
         return bool(200 <= response.status < 300 and response.url == url)
 
@@ -58,17 +60,18 @@ def _why_not(probe: Probe) -> str | None:
         good = probe()
     except urllib.error.HTTPError as exc:
         return f"the probe failed: HTTP {exc.code}"
-    except BaseException as exc:  # noqa: BLE001  # a user's probe: whatever it raises is a no
-        # Not its text: that is the provider's, and may hold a credential or a terminal's orders.
+    except BaseException as exc:  # noqa: BLE001  # any exception means that the probe failed
+        # Leave out the exception's text: it may hold a credential or terminal control codes.
         return f"the probe failed: {type(exc).__name__}"
-    return "the probe said no" if good is False else None
+    return "the probe returned False" if good is False else None
 
 
 class ProbeGate:
     """Ends a run when its probe keeps failing.
 
     Arguments:
-        probe: ``None`` = the provider is not asked.
+        probe: reports the provider's health; ``None`` = the gate is always open.
+        halt: ends the run.
     """
 
     def __init__(self, probe: Probe | None, halt: Halt) -> None:
@@ -77,18 +80,21 @@ class ProbeGate:
         self._next_probe = 0.0
 
     def why_closed(self) -> str | None:
-        """Ask the provider. Return ``None`` if it is well, or is not to be asked."""
+        """Call the probe. Return why it failed, or ``None`` if it passed or there is no probe."""
         if self._probe is None:
             return None
         asked = call_in_time(partial(_why_not, self._probe), seconds=_PROBE_TIMEOUT_SECONDS)
         if asked is None:
-            return "the probe was not asked: no thread is left"
-        if not asked.done():  # if it hangs, it does so alone
+            return "the probe was not called: no thread is left"
+        if not asked.done():  # a probe that hangs blocks only its own thread
             return f"the probe has not answered within {_PROBE_TIMEOUT_SECONDS:g} s"
         return asked.result()
 
     def watch(self, now: float) -> None:
-        """Ask the provider if it is time to. Called about once a second, by one thread."""
+        """Call the probe every five seconds, and end the run after three failures in a row.
+
+        One thread calls this method about once a second. ``now``: seconds, by the run's clock.
+        """
         if self._probe is None or now < self._next_probe:
             return
         self._next_probe = now + _PROBE_INTERVAL_SECONDS

@@ -1,9 +1,9 @@
 """Find the queue that an operator names, and the queue that a dead letter goes to.
 
-A queue is resolved once, strictly: its ARN counts, as SQS itself gives it. Where a message goes is
-decided by SQS's list of the queues that have the dead-letter queue, or by the operator (``to``). A
-message only chooses between them. A sender to a dead-letter queue must not reach other queues
-through it.
+A redrive looks up each queue once and identifies it by the ARN that SQS returns. The operator may
+give the destination (``to``). Otherwise the destinations are the queues that SQS lists as sources
+of the dead-letter queue. A message only chooses between these queues, because a sender to the
+dead-letter queue must not reach other queues through it.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from celery import Celery
     from mypy_boto3_sqs import SQSClient
 
-#: One long poll asks all of SQS's servers; a short one does not, and can miss messages.
+#: A long poll asks all of SQS's servers. A short poll asks only some and can miss messages.
 _WAIT_SECONDS = 1
 
-#: A read is not repeated later than this, because a person waits for it.
+#: A read is not tried again after this time, because an operator waits for it.
 _PATIENCE_SECONDS = 15.0
 
-#: SQS has not responded within the timeouts of the client.
+#: Errors that mean that SQS did not respond within the timeouts of the client.
 _SILENCE = ("ConnectTimeoutError", "ReadTimeoutError")
 
 T = TypeVar("T")
 
 
 def try_again(call: Callable[[], T | Failure]) -> T | Failure:
-    """Make a call that only reads. Repeat it after a transient failure.
+    """Make a call that only reads, and try again after a transient failure.
 
-    It is made six times at most, and not begun again after 15 seconds.
+    There are at most six tries, and no new try after 15 seconds.
     """
     until = monotonic() + _PATIENCE_SECONDS
     for attempt in range(1, TRIES):
@@ -63,9 +63,10 @@ class Endpoint:
     """A queue as SQS knows it. Safe for threads.
 
     Attributes:
-        arn: the one by which SQS knows it.
-        calls: the calls on it, with the credentials that workers use. Each is tried once.
-        attributes: as they were when it was resolved; empty for a source that SQS has listed.
+        arn: the ARN that SQS returned for the queue.
+        calls: makes SQS calls on the queue, with the credentials that workers use. Tries once.
+        attributes: the queue's attributes when it was looked up. Empty for a queue that SQS only
+            listed as a source.
     """
 
     arn: QueueArn
@@ -89,11 +90,11 @@ class Endpoint:
         return read_redrive_policy(self.attributes)[0]
 
     def depth(self) -> int:
-        """Ask SQS how many messages there are, hidden and delayed ones included.
+        """Ask SQS for the number of messages, including hidden and delayed messages.
 
         Raises:
-            RedriveRefused: there is no such queue.
-            RedriveUnreachable: SQS does not answer or does not let us.
+            RedriveRefused: the queue does not exist.
+            RedriveUnreachable: SQS does not answer, or denies the call.
         """
         found = try_again(self.calls.attributes)
         if isinstance(found, Failure):
@@ -102,7 +103,7 @@ class Endpoint:
         return sum(int(found.get(stem + kind, 0)) for kind in kinds)
 
     def depth_or(self, otherwise: int) -> int:
-        """Return the depth, or another number if SQS does not say it."""
+        """Return the depth, or ``otherwise`` if SQS does not return it."""
         try:
             return self.depth()
         except RedriveError:
@@ -118,18 +119,18 @@ class Endpoint:
         return received.failure or [DlqMessage(message) for message in received.messages]
 
     def hide(self, handles: Sequence[str], seconds: int) -> Results:
-        """Hide up to ten messages for some seconds from now. 0 shows them immediately."""
+        """Hide up to ten messages for ``seconds`` from now. 0 shows them immediately."""
         return self.calls.change_visibility([(handle, seconds) for handle in handles])
 
 
 @dataclass(frozen=True)
 class Route:
-    """The dead-letter queue, and where its messages go.
+    """The dead-letter queue, and the queues that its messages may go to.
 
     Attributes:
         source: the dead-letter queue.
         sources: the queues that have it as their dead-letter queue.
-        fixed: the destination of all messages, if one was given.
+        fixed: the destination of all messages; ``None`` = the operator gave no ``to``.
     """
 
     source: Endpoint
@@ -144,16 +145,17 @@ class Route:
 
     @property
     def default(self) -> Endpoint | None:
-        """Where a message goes that does not say where it came from."""
+        """Destination of a message that names no origin. ``None`` if several are possible."""
         if self.fixed is not None:
             return self.fixed
         return self.sources[0] if len(self.sources) == 1 else None
 
     def destination(self, message: DlqMessage) -> Endpoint | str:
-        """Return where a message goes, or why that is not known.
+        """Return the destination of a message, or a text that says why it is unknown.
 
-        In order: the queue that was given (``to``); of the queues with this dead-letter queue, the
-        one SQS moved it from, or the one its record names, or the only one.
+        The operator's queue (``to``) comes first. Without it, the destination is the source queue
+        that SQS moved the message from, or that its record names. A message without either goes to
+        the source queue if there is only one.
         """
         if self.fixed is not None:
             return self.fixed
@@ -162,7 +164,7 @@ class Route:
                 if origin in (str(queue.arn), queue.url):
                     return queue
             return (
-                f"it names {_show(origin)}, which has another dead-letter queue or is not there:"
+                f"it names {_show(origin)}, which has another dead-letter queue or does not exist:"
                 " give a destination (to)"
             )
         if self.default is not None:
@@ -174,7 +176,7 @@ class Route:
 
 
 def _show(origin: str) -> str:
-    """Return the name of a queue as a message gives it, if it can be a name."""
+    """Return the name in an ARN that a message gives. An invalid ARN can be any text, so hide it."""
     try:
         return QueueArn.parse(origin).name
     except ValueError:
@@ -187,11 +189,11 @@ def open_route(
 ) -> Iterator[tuple[Route, RedriveOptions]]:
     """Connect as the app does, and find the queues that the arguments name.
 
-    Yields the options, too, with the ``origin`` as SQS calls it. For the arguments see
-    :func:`celery_sqs_backoff.redrive`.
+    Yields the route, and the options with ``origin`` as the queue's name in SQS. For the arguments
+    see :func:`celery_sqs_backoff.redrive`.
 
     Raises:
-        RedriveRefused: there is no such queue, or it cannot be redriven.
+        RedriveRefused: the queue does not exist, or cannot be redriven.
         RedriveUnreachable: SQS does not answer.
     """
     with connection_to_look(app, to_write=True) as connection:
@@ -223,20 +225,25 @@ def open_route(
 def find_route(queues: QueueFinder, source: str, *, to: str | None, force: bool) -> Route:
     """Find the queues of a redrive.
 
+    Arguments:
+        source: name, URL or ARN of the dead-letter queue, or of a queue that has one.
+        to: name, URL or ARN of the destination of all messages; ``None`` = their own queues.
+        force: allow a dead-letter queue that has a dead-letter queue itself.
+
     Raises:
-        RedriveRefused: there is no such queue, or it cannot be redriven.
+        RedriveRefused: the queue does not exist, or cannot be redriven.
         RedriveUnreachable: SQS does not answer.
     """
     dlq = find_endpoint(queues, source)
     fixed = None if to is None else find_endpoint(queues, to)
     sources = _sources(queues, dlq)
-    if not sources and dlq.dlq_arn is not None:  # a main queue stands for its dead-letter queue
+    if not sources and dlq.dlq_arn is not None:  # the operator may name the main queue instead
         dlq = find_endpoint(queues, dlq.dlq_arn)
         sources = _sources(queues, dlq)
     if dlq.dlq_arn is not None and not force:
         raise RedriveRefused(
-            f"Queue {dlq.name} has a dead-letter queue itself: looking at a message is a receive,"
-            " and after some of them SQS moves it there."
+            f"Queue {dlq.name} has a dead-letter queue itself: each look at a message is a receive,"
+            " and after maxReceiveCount receives SQS moves the message there."
             " Remove its redrive policy first, or force it.",
             overridable=True,
         )
@@ -247,16 +254,16 @@ def find_route(queues: QueueFinder, source: str, *, to: str | None, force: bool)
         )
     if fixed is not None and fixed.arn == dlq.arn:
         raise RedriveRefused(f"Source and destination are the same queue: {dlq.name}.")
-    # SQS itself wants both of one type. A queue that is its own dead-letter queue would be a loop.
+    # SQS requires both to be of one type. A queue that is its own dead-letter queue would loop.
     fit = (q for q in sources if q.arn != dlq.arn and q.is_fifo == dlq.is_fifo)
     return Route(dlq, tuple(fit), fixed)
 
 
 def _sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
-    """Return the queues that have this one as their dead-letter queue.
+    """Return the queues that have ``dlq`` as their dead-letter queue.
 
-    If SQS does not list them the redrive ends, because it cannot know where messages may go.
-    Only local servers do not know the call. There, all queues of the app are read.
+    Raises if SQS does not list them, because the redrive cannot know where messages may go. Local
+    SQS servers may not support the call. Then read the attributes of all queues of the app.
     """
 
     def list_them(client: SQSClient) -> list[str]:
@@ -276,15 +283,16 @@ def _sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
 
 
 def _make_source(queues: QueueFinder, url: str, dlq: QueueArn) -> Endpoint:
-    """Return a queue that SQS has listed. It is in the account and Region of the other."""
+    """Return a queue that SQS listed as a source. It is in the account and Region of ``dlq``."""
     arn = dlq.sibling(queue_name(url))
-    # A predefined queue may have credentials of its own. Its namesake elsewhere is another queue.
+    # A predefined queue may have credentials of its own. Compare the ARN, because a predefined
+    # queue of the same name may be in another account or Region.
     predefined = _read_all(queues, _find_predefined(queues, arn.name))
     return predefined.get(arn) or Endpoint(arn, queues.calls(url))
 
 
 def _origin_in_sqs(queues: QueueFinder, origin: str, sources: Iterable[Endpoint]) -> str:
-    """Return the SQS name of a source that is given as in Celery, or by its URL or ARN."""
+    """Return the SQS name of a source queue, given by its Celery name, SQS name, URL or ARN."""
     names = {queue.name for queue in sources}
     given = (queue_name(origin), queues.name_in_sqs(origin))
     return next((name for name in given if name in names), origin)
@@ -298,7 +306,7 @@ def find_endpoint(queues: QueueFinder, text: str) -> Endpoint:
 
     Raises:
         RedriveRefused: there is no such queue in the account and Region of the app's broker.
-        RedriveUnreachable: SQS does not answer or does not let us.
+        RedriveUnreachable: SQS does not answer, or denies a call.
     """
     if text.startswith("arn:"):
         try:
@@ -327,10 +335,15 @@ def find_endpoint(queues: QueueFinder, text: str) -> Endpoint:
 
 
 def _find_named(queues: QueueFinder, name: str, text: str, arn: QueueArn | None = None) -> Endpoint:
-    """Find a queue by its name in SQS, or if that is all the operator gave, in Celery.
+    """Find a queue by its name in SQS. If the operator gave only a name, try it in Celery first.
 
-    A dead-letter queue is mostly not predefined. Then the queues that have it are, and their
-    credentials serve both.
+    A dead-letter queue is mostly not in ``predefined_queues``, but its source queues are. Their
+    credentials are then used for the dead-letter queue, too.
+
+    Arguments:
+        name: name in SQS.
+        text: the text that the operator gave.
+        arn: the queue to choose if several have this name; ``None`` = refuse then.
     """
     nowhere = RedriveRefused(
         f"There is no queue {text!r} in the account and Region of the app's broker. Give its name,"
@@ -375,10 +388,10 @@ def _find_predefined(queues: QueueFinder, name: str) -> list[str]:
 def _beside_predefined(
     queues: QueueFinder, name: str
 ) -> tuple[dict[QueueArn, Endpoint], RedriveUnreachable | None]:
-    """Return the dead-letter queues of this name that predefined queues have.
+    """Return dead-letter queues called ``name`` that predefined queues have.
 
-    The operator may have no right to read most of the app's queues. Returns the first such error,
-    too.
+    The operator may lack the permission to read some of the predefined queues. Also return the
+    first error of such a read, or ``None``.
 
     Raises:
         RedriveUnreachable: SQS does not respond.

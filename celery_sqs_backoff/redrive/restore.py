@@ -1,8 +1,9 @@
 """Put the messages of an archive back on their dead-letter queue, each once.
 
-It uses the ledger and the sender of a run. The archive stands for the source and stays complete;
-the journal knows which messages were put back. Each message carries the ID that it has in the
-archive: if the answer to its send was lost, it is looked for on the queue before it is sent again.
+A restore uses the ledger and the sender of a run, with the archive as the source. It removes no
+message from the archive. The journal records which messages were put back. Each message carries
+its ID in the archive as an attribute. If the answer to a send is lost, the restore looks for this
+ID on the queue before it sends the message again.
 """
 
 from __future__ import annotations
@@ -30,17 +31,22 @@ from .queues import Endpoint, Route
 from .sender import Sender
 from .throttle import Throttle
 
-#: How often all messages without an answer are looked for and sent again.
+#: The restore looks for messages without an answer, and sends the absent ones, this often.
 _ROUNDS = 3
 
 
 class Restore:
-    """Make one, call it once.
+    """One restore. Make one, call it once.
 
     Arguments:
         route: its source is the dead-letter queue.
-        options: whether to send messages that may be there already.
-        journal: knows what earlier processes have put back.
+        options: of these only ``include_unknown`` counts: send messages in doubt again.
+        archive: the file to read.
+        journal: gives the messages that earlier processes have put back.
+        on_event: is called with one event at a time.
+        stop: set it to end the restore early.
+        clock: seconds. It also runs while the machine is suspended.
+        now: seconds since the epoch.
     """
 
     def __init__(
@@ -64,10 +70,10 @@ class Restore:
         self._messages = 0
 
     def __call__(self) -> RedriveReport:
-        """Restore.
+        """Put the messages back, and return the report.
 
         Raises:
-            RedriveRefused: the archive is damaged, or of another queue. Nothing was sent.
+            RedriveRefused: the archive is damaged, or of another queue. No message was sent.
         """
         self._messages = self._count()
         return carry_out(self._work, self._ledger, self._halt, messages=0)
@@ -105,7 +111,7 @@ class Restore:
         return count
 
     def _send_all(self) -> None:
-        """Send the messages that are not there already and not in doubt."""
+        """Send the messages that are neither put back already nor in doubt."""
         ledger, at = self._ledger, self._halt.clock()
         for messages in chunks(self._read(), MAX_BATCH_ENTRIES):
             if must_end(ledger, self._halt):
@@ -118,7 +124,7 @@ class Restore:
                 ledger.emit(ledger.progress(self._messages, None))
 
     def _settle_doubts(self) -> None:
-        """Look on the queue for messages in doubt. Absent ones are sent again."""
+        """Look on the queue for messages in doubt, and allow the absent ones to be sent again."""
         ledger, doubted = self._ledger, set(self._ledger.doubted)
         if not doubted or must_end(ledger, self._halt):
             return
@@ -139,7 +145,7 @@ class Restore:
 
 
 class _PutBack(Sender):
-    """Sends messages as they are in the archive, and leaves doubts to be settled by a look."""
+    """Sends messages as they are in the archive. The restore itself settles messages in doubt."""
 
     def _entry(self, to: Endpoint, message: DlqMessage) -> dict[str, Any]:
         if message.unreadable == "its attributes":
@@ -157,13 +163,14 @@ class _PutBack(Sender):
         return None
 
     def _after_sent(self, messages: Sequence[DlqMessage]) -> None:
-        """Leave the messages in the archive."""
+        """Do nothing, because a restore removes no message from the archive."""
 
 
 def _attributes(message: DlqMessage) -> dict[str, dict[str, Any]]:
-    """Return the attributes of a message as SendMessage takes them, with its ID if it has room.
+    """Return the attributes of a message for SendMessage, with its ID in the archive.
 
-    Without a record on a message that SQS itself had moved: that is not ours.
+    The ID is left out if SQS's limits leave no room for it. A dead-letter record is left out if SQS
+    itself had moved the message, because no worker wrote the record for this move.
     """
     own: Mapping[str, Mapping[str, Any]] = message.message.get("MessageAttributes") or {}
     names = own.keys() - {RESTORED_ATTRIBUTE}

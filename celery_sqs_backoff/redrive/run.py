@@ -1,11 +1,13 @@
-"""Redrive a dead-letter queue. The run looks at each message, and sends it if triage says so.
+"""Redrive a dead-letter queue. The run receives each message, and sends it if ``triage`` says so.
 
-A message is deleted if, and only if, SQS has reported it as sent, or the operator wants it deleted
-unsent. In all other cases it stays in the source. The run looks at as many messages as there were
-at its start. A message that comes back during the run does not count towards that number.
+The run deletes a message only if SQS has reported it as sent, or if the operator has asked to
+delete it without sending (``delete=True``). Every other message stays in the source. The run looks
+at the number of messages that were in the source at its start. A message that comes back during the
+run does not count towards this number.
 
-The road of a message: ``sweep`` receives it, ``ledger`` enters it, ``triage`` decides, ``sender``
-sends and deletes it, ``journal`` keeps both for a run after a kill, ``events`` tells.
+A message passes these modules: ``sweep`` receives it, ``ledger`` keeps its state, ``triage``
+decides, ``sender`` sends and deletes it, ``files`` records both for a run after a kill, and
+``events`` reports to the caller.
 """
 
 from __future__ import annotations
@@ -38,35 +40,37 @@ from .sweep import MAX_THREADS, Sweep
 from .throttle import Throttle
 from .triage import EXPIRED, NOT_SELECTED, Action, Disposition, triage
 
-#: How long a receive hides a message. With a filter most messages stay hidden until the end, which
-#: mostly needs no other call then. Seconds.
+#: Seconds for which a receive hides a message. With a filter, most messages stay hidden until the
+#: end of the run. The longer hold mostly saves the call that would renew it.
 HOLD_SECONDS, FILTER_HOLD_SECONDS = 30, 300
 
-#: Under a rate, messages for this many seconds are received ahead.
+#: With a rate, the run receives messages at most this number of seconds before they may be sent.
 _AHEAD_SECONDS = 5.0
 
-#: The run stops at this many messages that came back, and this share of the messages sent.
+#: The run stops when this number of messages came back, and at least this share of the sent ones.
 _RETURNED, _RETURNED_SHARE = 10, 0.1
 
-#: SQS keeps its quota of messages in flight approximately. This share of it counts as all.
+#: SQS's count of messages in flight is approximate, so this share of the quota counts as full.
 _QUOTA_SHARE = 0.95
 
-#: A killed run may hide its messages for 15 minutes more. SQS's counts are a minute late.
+#: A killed run hides messages for up to 15 minutes, and SQS's counts are a minute late.
 _LONGEST_HIDDEN_SECONDS = 960
 
 
 class RedriveRun:
-    """One run. Make one, call it once.
+    """One run of a redrive. Make one, call it once.
 
     Arguments:
-        route: where the messages are, and where they go.
-        options: which messages, how fast, with which safeguards.
-        journal: the log on disk.
-        archive: gets each message before it is sent or deleted; ``None`` = no archive.
-        on_event: is called with every event.
-        stop: set from outside, ends the run as soon as SQS has answered the calls under way.
-        clock: seconds. It goes on while the machine sleeps. ``now``: seconds since the epoch.
-        hold_seconds: for how long a receive hides a message; ``None``: the default.
+        route: the dead-letter queue and the destinations.
+        options: the checked options of the redrive.
+        journal: the file that records each send.
+        archive: the file that gets each message before it is sent or deleted; ``None`` = no file.
+        on_event: is called with one event at a time.
+        stop: set it to end the run as soon as SQS has answered the calls under way.
+        clock: seconds. It also runs while the machine is suspended.
+        now: seconds since the epoch.
+        hold_seconds: seconds for which a receive hides a message. ``None`` = 30, or 300 with a
+            filter.
     """
 
     def __init__(
@@ -107,10 +111,10 @@ class RedriveRun:
         self._has_told_wait = False
 
     def __call__(self) -> RedriveReport:
-        """Run.
+        """Redrive the messages, and return the report.
 
         Raises:
-            RedriveUnreachable: SQS did not answer at the very start.
+            RedriveUnreachable: SQS did not answer the first call.
         """
         self._messages = self._source.depth()
         return carry_out(self._work, self.ledger, self._halt, messages=self._messages)
@@ -124,8 +128,8 @@ class RedriveRun:
         self._settle()
         if hidden := self._sweep.give_all_back():
             self._halt.detail = self._halt.detail or (
-                f"{hidden} messages that are left stay hidden for up to 15 minutes:"
-                " ChangeMessageVisibilityBatch has failed"
+                f"{hidden} messages that were left stay hidden for up to 15 minutes:"
+                " ChangeMessageVisibilityBatch failed"
             )
         self._sweep.must_end()
         if self._halt.ended not in (Ended.UNREACHABLE, Ended.FAILED, Ended.ERROR):
@@ -159,7 +163,10 @@ class RedriveRun:
             self._halt.finish()
 
     def _threads(self) -> int:
-        """Return how many threads messages and rate need. On FIFO it is one, to keep the order."""
+        """Return how many threads the messages and the rate need.
+
+        It is 1 for a FIFO queue, to keep the order of messages.
+        """
         default, options = self._route.default, self._options
         if self._source.is_fifo or (default is not None and default.is_fifo):
             return 1
@@ -170,7 +177,7 @@ class RedriveRun:
         return max(1, threads if options.rate is None else min(threads, ceil(options.rate)))
 
     def _claim(self) -> int | None:
-        """Claim as many messages as may be sent within seconds.
+        """Claim places for the next receive, up to the messages that may be sent in 5 s.
 
         Return 0 if the run has to wait, and ``None`` at its end.
         """
@@ -221,7 +228,7 @@ class RedriveRun:
             sender.send_all(to, group)
 
     def _triage(self, messages: Sequence[DlqMessage]) -> list[tuple[DlqMessage, Disposition]]:
-        """Leave the messages that triage rejects. Return the rest."""
+        """Return the messages to send or delete. Leave the others in the source."""
         chosen, left, now = [], [], self._halt.now()
         groups = self._sender.held_groups
         for message in messages:
@@ -234,7 +241,7 @@ class RedriveRun:
                 is_in_doubt=self._is_in_doubt(message, now),
             )
             action, reason = disposition.action, disposition.reason
-            # FIFO: a message waits for an earlier one of its group that stays.
+            # On FIFO, no message may overtake an earlier message of its group that stays.
             if self._source.is_fifo and action is Action.SEND and message.group_id in groups:
                 action, reason = Action.FAIL, "an earlier message of its group was left"
             if action in (Action.SEND, Action.DROP):
@@ -249,9 +256,10 @@ class RedriveRun:
         return chosen
 
     def _is_in_doubt(self, message: DlqMessage, now: float) -> bool:
-        """Return whether a message is in doubt.
+        """Return whether a message may have been sent and must not be sent again.
 
-        On FIFO, SQS settles a doubt by the deduplication id, for five minutes.
+        A FIFO queue discards a second send within five minutes by its deduplication ID, so the run
+        may send the message again.
         """
         at = self.ledger.find_doubt(message)
         return at is not None and not (self._source.is_fifo and now - at < DEDUPLICATION_SECONDS)
@@ -275,7 +283,10 @@ class RedriveRun:
     # The end
 
     def _settle(self) -> None:
-        """Compare the messages looked at with SQS's count."""
+        """End the run as INCOMPLETE if, by SQS's count, messages are left that it never received.
+
+        Otherwise forget messages from the journal that are no longer in the source.
+        """
         ledger, limit = self.ledger, self._options.limit
         unseen = self._messages - ledger.places
         if self._halt.ended is not Ended.DONE:
@@ -292,15 +303,15 @@ class RedriveRun:
     def _why_hidden(self) -> str:
         if self.ledger.hidden >= _QUOTA_SHARE * MAX_IN_FLIGHT_MESSAGES:
             return (
-                f"SQS hides at most {MAX_IN_FLIGHT_MESSAGES:,} of a queue at a time, and so many"
-                " are there that are left. Use a filter that leaves fewer"
+                f"SQS hides at most {MAX_IN_FLIGHT_MESSAGES:,} messages of a queue at a time, and"
+                " this run has left as many. Use a filter that leaves fewer"
             )
         if self._source.is_fifo and any(self.ledger.left.values()):
             return (
-                "on a FIFO queue they wait behind a message of their group that was left. Settle"
-                " that one first"
+                "on a FIFO queue they wait behind a message of their group that was left. Send or"
+                " delete that message first"
             )
         return (
-            "somebody else hides them (a peek, another run, a killed one), or SQS still counts"
-            " what is gone. Wait some minutes"
+            "another consumer hides them (a peek, another run or a killed run), or SQS still counts"
+            " messages that were deleted. Wait some minutes"
         )

@@ -1,4 +1,4 @@
-"""Send messages that are held until the fate of each is known, and delete the sent ones."""
+"""Send held messages until each is sent, failed or in doubt, and delete the sent messages."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .triage import Action
 #: A message with its entry for SendMessageBatch.
 Outgoing = tuple[DlqMessage, dict[str, Any]]
 
-#: The call had no effect, and a call for another message will fail, too.
+#: Failures that a call for any other message would have, too. The call had no effect.
 CLOSED = {Kind.DENIED, Kind.NO_QUEUE, Kind.LOCAL, Kind.UNSUPPORTED}
 
-#: Seconds after which SQS forgets a FIFO deduplication id.
+#: Seconds after which SQS forgets a FIFO deduplication ID.
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/using-messagededuplicationid-property.html
 DEDUPLICATION_SECONDS = 300
 
-#: Messages that SQS has not deleted when it was asked, beyond which the run stops.
+#: The run stops if SQS has failed to delete more messages than this.
 _MOST_UNDELETED = 100
 
 #: The run stops after this many sends in a row without an answer. Their messages stay in doubt.
@@ -41,14 +41,15 @@ _MOST_UNANSWERED = 2
 
 
 class Sender:
-    """Safe for threads.
+    """Sends and deletes the messages of a run. Safe for threads.
 
     Arguments:
-        route: from where to where.
+        route: the dead-letter queue and the destinations.
 
     Attributes:
-        run_id: goes on the messages.
-        held_groups: FIFO: groups of which a message is left, so that those after it wait for it.
+        run_id: random ID of the run, written into each message's replay mark.
+        held_groups: FIFO message groups with a message that was left. Later messages of these
+            groups are not sent, to keep the order.
     """
 
     def __init__(
@@ -63,15 +64,15 @@ class Sender:
         self._ledger, self._halt, self._throttle = ledger, halt, throttle
         self._options, self.run_id = options, uuid4().hex[:12]
         self.held_groups: set[str | None] = set()
-        # Until SQS has deleted one batch, only one is sent at a time: if deleting is denied, no
-        # more than that is delivered and left.
+        # Until SQS has deleted one batch, only one batch is sent at a time. If SQS denies deletes,
+        # only this batch is then sent and still in the source.
         self._first = threading.Lock()
         self._deletes_work = False
         self._undeleted: set[str] = set()
         self._unanswered = 0
 
     def send_all(self, to: Endpoint, messages: Sequence[DlqMessage]) -> None:
-        """Send messages to one queue, each in its slot. Unsent messages stay in the source."""
+        """Send messages to one queue, each in its time slot. Unsent messages stay in the source."""
         entries = list(self._entries(to, messages))
         for batch in batches(
             entries, size=1 if to.is_fifo else self._throttle.batch_size(self._halt.clock())
@@ -85,7 +86,8 @@ class Sender:
             if to.is_fifo and group in self.held_groups:
                 self._fail(to, [batch[0][0]], "an earlier message of its group was left")
             elif not self._send_in_turn(to, batch) and to.is_fifo:
-                # It will be received again, and those behind it after it.
+                # The run receives that message again. Release the later messages of its group, too,
+                # so that they come after it.
                 behind = [message for message, _ in entries if message.group_id == group]
                 for handles in chunks(iter(self._ledger.release(behind)), MAX_BATCH_ENTRIES):
                     self._source.hide(handles, 0)
@@ -94,7 +96,7 @@ class Sender:
         for message in messages:
             try:
                 entry = self._entry(to, message)
-            except Exception:  # noqa: BLE001  # written by a stranger: no message may end the run
+            except Exception:  # noqa: BLE001  # any sender may have written it; it must not end the run
                 self._fail(to, [message], "unreadable: it cannot be sent as it is")
             else:
                 yield message, entry
@@ -107,9 +109,10 @@ class Sender:
         )
 
     def _resends(self, to: Endpoint) -> bool | None:
-        """Return whether messages in doubt are sent again. ``None`` = no event about it.
+        """Return whether messages in doubt are sent again.
 
-        On a FIFO queue they are, and SQS's next response settles the doubt.
+        ``None`` = a FIFO queue. They are sent again without an event, and SQS's next response
+        settles the doubt.
         """
         return None if to.is_fifo else self._options.include_unknown
 
@@ -123,7 +126,10 @@ class Sender:
             return self._halt.is_set or self._send(to, batch)
 
     def _send(self, to: Endpoint, batch: Sequence[Outgoing]) -> bool:
-        """Send until each message's fate is known. Return False if another run got one of them."""
+        """Send until each message is sent, failed or in doubt.
+
+        Return False if the hold of one of them had ended, so that another run may have received it.
+        """
         left, none_lost = list(batch), True
         for attempt in range(1, TRIES + 1):
             began = self._halt.now()
@@ -142,7 +148,7 @@ class Sender:
             self._note(to, sent, failed, began)
             closed = [(e, f) for e, f in failed if f.kind in CLOSED and not f.may_have_been_done]
             refused = [x for x in failed if not x[1].is_transient and x not in closed]
-            if len(refused) == len(batch) > 1:  # it can be the fault of one of them
+            if len(refused) == len(batch) > 1:  # one message may have made SQS refuse the batch
                 for entry, _ in refused:
                     none_lost &= self._send(to, [entry])
                 return none_lost
@@ -180,7 +186,7 @@ class Sender:
         if resend is False:
             ledger.leave([(message, Action.HOLD, "it may have been sent") for message in doubted])
             self._unanswered = 0 if sent else self._unanswered + 1
-            if self._unanswered >= _MOST_UNANSWERED:  # else all others would end in doubt, too
+            if self._unanswered >= _MOST_UNANSWERED:  # the next messages would end in doubt, too
                 self._halt(Ended.UNREACHABLE, f"SendMessageBatch to {to.name}: no answer")
 
     def _may_repeat(self, to: Endpoint, failure: Failure) -> bool:
@@ -200,18 +206,18 @@ class Sender:
             self._ledger.name_doubted(messages)
         self._fail(to, messages, why)
         if failure.kind in CLOSED - {Kind.LOCAL} and to is not self._default:
-            return  # one old message must not end the run for all others
+            return  # an old message with an origin of its own must not end the run for the others
         self._halt(Ended.UNREACHABLE, why)
 
     def drop(self, messages: Sequence[DlqMessage]) -> None:
-        """Delete messages unsent. A message that SQS does not delete has failed."""
+        """Delete messages without sending them. A message that SQS does not delete has failed."""
         ours = self._ledger.still_ours(messages)
         undeleted = self.delete({message.id: message.handle for message in ours})
         why = "SQS did not delete it"
         self._ledger.leave([(m, Action.FAIL, why) for m in ours if m.id in undeleted])
 
     def delete(self, handles: Mapping[str, str]) -> set[str]:
-        """Delete messages, by id and receipt handle. Returns ids that SQS has not deleted."""
+        """Delete messages, given receipt handles by ID. Return the IDs that SQS did not delete."""
         undeleted: dict[str, Failure] = {}
         for batch in chunks(iter(handles.items()), MAX_BATCH_ENTRIES):
             left = dict(batch)
@@ -220,7 +226,7 @@ class Sender:
                 failed = {id_: failure for id_, failure in results if failure is not None}
                 done = [id_ for id_ in left if id_ not in failed]
                 self._deletes_work |= bool(done)
-                # On FIFO, SQS recognises what another run sends.
+                # A FIFO queue discards a second send by another run, so there is no doubt.
                 self._ledger.mark_deleted(done, name_late=not self._source.is_fifo)
                 left = {id_: left[id_] for id_ in failed}
                 if not any(f.is_transient for f in failed.values()) or attempt == TRIES:
@@ -250,18 +256,20 @@ class Sender:
 def for_destination(
     message: DlqMessage, *, is_fifo: bool, now: float, spread: float
 ) -> dict[str, object]:
-    """Return group, deduplication and delay, as the type of the queue wants them.
+    """Return the group ID, deduplication ID and delay that the destination needs.
 
-    The deduplication id is not the message's own: within five minutes of its first send SQS would
-    discard the replay and report it as sent. A message has a new id in each of its lives, so a run
-    that is resumed asks with the same one, and SQS sends each message only once.
+    The deduplication ID is not the message's original one: within five minutes of the original
+    send, SQS would discard the replay and report it as sent. It is made from the message ID in the
+    source. SQS gives a message a new ID at each send, so a later replay has another one. A resumed
+    run uses the same one, so SQS accepts each message only once.
 
     Arguments:
+        is_fifo: whether the destination is a FIFO queue.
         now: seconds since the epoch.
         spread: seconds; each message gets a random delay up to this (standard queues).
     """
     added: dict[str, object] = {}
-    if message.group_id is not None:  # on standard queues too: fair queues
+    if message.group_id is not None:  # standard queues use it, too, for fair queues
         added["MessageGroupId"] = message.group_id
     if is_fifo:
         added.setdefault("MessageGroupId", "default")

@@ -1,6 +1,6 @@
 """Receive each message of a queue once, with several threads, and keep it hidden until the end.
 
-A run and a peek both sweep the queue. They differ in how they handle a message.
+A run and a peek use the same sweep with different handlers.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ MAX_THREADS = 16
 #: The queue counts as empty after this many empty long polls in a row.
 _EMPTY_POLLS = 3
 
-#: Share of an empty poll that a receive counts for if it brings only known messages.
+#: A receive that returns only known messages counts as this share of an empty poll.
 _KNOWN_SHARE = 1 / 50
 
-#: Seconds for which a message that is left is hidden at a time.
+#: Seconds for which one call hides a message that is left.
 _LEFT_SECONDS = 900
 
-#: How long before its end a hold is renewed, at most. Seconds.
+#: A hold is renewed when this number of seconds is left, or half of the hold if that is less.
 _RENEW_SECONDS = 60.0
 
 T = TypeVar("T")
@@ -42,16 +42,16 @@ R = TypeVar("R")
 
 
 class Sweep:
-    """The threads of a run.
+    """The threads that receive messages, and the thread that renews holds.
 
     Arguments:
-        handle: is called from any thread, with messages to settle and messages that were sent
-            before.
-        most: claims messages from the ledger and returns how many to ask for; 0 = wait;
+        handle: is called in any of the threads, with messages to settle and messages that were
+            sent before and only have to be deleted.
+        most: claims places in the ledger and returns how many messages to receive; 0 = wait;
             ``None`` = the sweep is over.
-        hold_seconds: for how long a receive hides a message.
-        patient_until: by the clock. Before, an empty queue is not believed to be empty: a killed
-            run, or a receive with a lost response, may hide messages.
+        hold_seconds: seconds for which a receive hides a message.
+        patient_until: by the run's clock. The sweep does not end before this time because of empty
+            polls: a killed run, or a receive with a lost response, may hide messages.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Sweep:
         self._empty_polls = 0.0
 
     def run(self, threads: int) -> None:
-        """Work with some threads until the queue is looked through."""
+        """Receive and handle messages in some threads until the sweep is over."""
         workers = [
             threading.Thread(target=self.work, name=f"redrive-{i}", daemon=True)
             for i in range(threads)
@@ -81,16 +81,16 @@ class Sweep:
                 worker.start()
             for worker in workers:
                 worker.join()
-        except BaseException:  # a second signal: calls under way get a moment for their answers
+        except BaseException:  # a second signal: wait two seconds for answers to calls under way
             self.halt.finish()
             until = monotonic() + LAST_WORDS_SECONDS
             for worker in workers:
-                if worker.is_alive():  # one that has not begun yet sees the halt first
+                if worker.is_alive():  # a thread that was never started cannot be joined
                     worker.join(max(0.0, until - monotonic()))
             raise
 
     def keep(self, every_second: Callable[[], None]) -> threading.Thread:
-        """Start the thread that renews holds until the end."""
+        """Start the thread that renews holds until the end, and calls ``every_second``."""
 
         def keep() -> None:
             try:
@@ -98,7 +98,7 @@ class Sweep:
                     self.renew()
                     every_second()
                     self.must_end()
-            except BaseException as exc:  # noqa: BLE001  # it is raised where the run was called
+            except BaseException as exc:  # noqa: BLE001  # the run raises it at its end
                 self.halt.fail(exc)
 
         thread = threading.Thread(target=keep, name="redrive-keeper", daemon=True)
@@ -106,7 +106,7 @@ class Sweep:
         return thread
 
     def renew(self) -> None:
-        """Renew holds that end soon, in batches side by side, because a late renewal is lost."""
+        """Renew holds that end soon, in parallel batches, because a late renewal has no effect."""
         within = min(_RENEW_SECONDS, self._hold_seconds / 2)
         for left, seconds in ((False, self._hold_seconds), (True, _LEFT_SECONDS)):
             _side_by_side(partial(self._renew, seconds), self.ledger.due(within, left=left))
@@ -116,11 +116,12 @@ class Sweep:
         results = self.source.hide([handle for _, handle in batch], seconds)
         for (id_, handle), failure in zip(batch, results, strict=True):
             if failure is None and not self.ledger.renew(id_, handle, until):
-                # Another consumer has the message, or it is hidden and comes again.
+                # The ledger has a newer handle or has released the message. It may be hidden now,
+                # so do not end before it is shown again.
                 self.patient_until = max(self.patient_until, until + 1)
 
     def give_back(self, handles: Iterable[str]) -> int:
-        """Show messages to all consumers. Return how many stay hidden for some minutes."""
+        """Show messages to all consumers. Return how many SQS did not show again."""
         results = _side_by_side(lambda batch: self.source.hide(batch, 0), list(handles))
         failures = [failure for batch in results for failure in batch if failure is not None]
         return sum(failure.kind is not Kind.STALE_HANDLE for failure in failures)
@@ -141,7 +142,7 @@ class Sweep:
                     self._handle(ours, sent)
                 if ours or sent:
                     self._empty_polls = 0.0
-                else:  # known messages that came back early say little about the rest
+                else:  # a receive of known messages does not show that the queue has no others
                     self._empty_polls += _KNOWN_SHARE if found else 1
                 is_dry = (
                     self._empty_polls >= _EMPTY_POLLS and self.halt.clock() >= self.patient_until
@@ -149,12 +150,12 @@ class Sweep:
                 if is_dry and not ours:
                     break
             self.must_end()
-        except BaseException as exc:  # noqa: BLE001  # it is raised where the run was called
+        except BaseException as exc:  # noqa: BLE001  # the run raises it at its end
             self.halt.fail(exc)
 
     @property
     def seconds_to_wait(self) -> float:
-        """How long to wait for hidden messages of an empty queue. 0 if the queue is not empty."""
+        """Seconds to wait for hidden messages of an empty queue. 0 if the queue is not empty."""
         if self._empty_polls < _EMPTY_POLLS:
             return 0.0
         return max(0.0, self.patient_until - self.halt.clock())
@@ -167,7 +168,7 @@ class Sweep:
             found = self.source.receive(messages, self._hold_seconds)
             if not isinstance(found, Failure):
                 return found
-            if found.may_have_been_done:  # SQS may have hidden some for us
+            if found.may_have_been_done:  # SQS may have hidden messages for this receive
                 until = self.halt.clock() + self._hold_seconds + 1
                 self.patient_until = max(self.patient_until, until)
             if attempt == TRIES or not found.is_transient:
@@ -180,12 +181,12 @@ class Sweep:
 
 
 def _side_by_side(call: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:
-    """Make a call for each ten of the items, with several threads."""
+    """Make a call for each batch of ten items, in several threads. Return the results in order."""
     batches = list(chunks(iter(items), MAX_BATCH_ENTRIES))
     if len(batches) < 2:
         return [call(batch) for batch in batches]
     pool = ThreadPoolExecutor(min(MAX_THREADS, len(batches)), "redrive-hold")
     try:
         return list(pool.map(call, batches))
-    finally:  # a second signal does not wait for the batches that have not begun
+    finally:  # after a second signal, do not make the remaining calls
         pool.shutdown(wait=False, cancel_futures=True)

@@ -1,10 +1,10 @@
-"""Say when the next messages may be sent, so that the rate holds for each message.
+"""Limit the rate of a redrive, counted in messages and not in batches.
 
-A batch is not one message (the mistake of other tools: ten times the rate). Each message has a
-time slot, ``1/rate`` after the one before it, and a batch is sent at the slot of its last message.
-Unused slots are not made up for, except for half of one. So no second holds more than the rate and
-one message, or two batches less one message where batches are larger. Because calls take different
-times, a few more messages may arrive at SQS within one second.
+Each message has a time slot, ``1/rate`` seconds after the slot before it. A batch is sent at the
+slot of its last message. A sender that is late may catch up by half a slot, and the rest of its
+unused slots expire. So within one second the redrive sends at most ``rate + 1`` messages, or two
+batches less one message if that is more. Because calls take different times, a few more messages
+may arrive at SQS within one second.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 #: A ramp starts at this share of the rate.
 RAMP_FROM = 0.1
 
-#: How much of a slot a sender may be late and still keep to the schedule.
+#: A sender may be late by this share of a slot without losing the slot.
 _TOLERANCE = 0.5
 
 #: The share of a second's messages that may go in one batch.
@@ -27,8 +27,8 @@ class Throttle:
     """Hands out slots. Safe for threads. Times are seconds of one monotonic clock.
 
     Arguments:
-        rate: messages per second; ``None``: no limit.
-        ramp: seconds from a tenth of the rate to all of it; 0 = no ramp.
+        rate: messages per second; ``None`` = no limit.
+        ramp: seconds in which the rate rises from a tenth to all of it; 0 = no ramp.
     """
 
     def __init__(self, rate: float | None, *, ramp: float = 0.0) -> None:
@@ -39,9 +39,10 @@ class Throttle:
         self._next = 0.0  # the next free slot
 
     def batch_size(self, now: float) -> int:
-        """Return the most messages to send in one call. Without a limit it is ten.
+        """Return the largest number of messages to send in one call.
 
-        Under a limit, an eightieth of the rate (so 1 below 160/s).
+        Without a rate it is 10. With a rate it is an eightieth of the rate, at least 1 and at most
+        10, so it is 1 below 160/s.
         """
         with self._lock:
             rate = self.rate_at(now)
@@ -49,7 +50,7 @@ class Throttle:
             return max(1, min(_LARGEST_BATCH, most))
 
     def reserve(self, messages: int, now: float) -> float:
-        """Take the slots of some messages, and return when they may be sent."""
+        """Reserve the slots of a batch, and return the time at which to send the batch."""
         with self._lock:
             if self._began is None:
                 self._began = self._next = now
@@ -62,9 +63,9 @@ class Throttle:
             return slot
 
     def next_at(self) -> float | None:
-        """Return when the next slot is.
+        """Return the time of the next free slot.
 
-        ``None`` means now, because there is no limit or no message was sent.
+        ``None`` means now, because there is no rate or no slot was reserved yet.
         """
         return None if self._rate is None or self._began is None else self._next
 
@@ -73,7 +74,7 @@ class Throttle:
         return 0.0 if rate is None else 1 / rate
 
     def rate_at(self, now: float) -> float | None:
-        """Return the messages per second at a time, or ``None`` without a limit."""
+        """Return the messages per second at the time ``now``, or ``None`` without a limit."""
         if self._rate is None:
             return None
         ramp = 1.0
@@ -85,7 +86,12 @@ class Throttle:
 
 
 def seconds_for(messages: int, rate: float, ramp: float = 0.0) -> float:
-    """Return the seconds that messages take at a rate (per second) with a ramp (seconds)."""
+    """Return the seconds that it takes to send a number of messages.
+
+    Arguments:
+        rate: messages per second.
+        ramp: seconds in which the rate rises from a tenth to all of it; 0 = no ramp.
+    """
     if not ramp:
         return messages / rate
     during = rate * ramp * (1 + RAMP_FROM) / 2

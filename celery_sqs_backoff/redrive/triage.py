@@ -12,10 +12,10 @@ from .queues import Endpoint
 
 
 class Action(Enum):
-    """Fate of a message."""
+    """How a redrive treats a message."""
 
     SEND = "send"
-    #: Delete it unsent, as was asked.
+    #: Delete it without sending it (option ``delete``).
     DROP = "drop"
     #: Leave it where it is.
     SKIP = "skipped"
@@ -27,7 +27,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Disposition:
-    """Fate of one message, its reason, and where the message would go."""
+    """How a redrive treats one message, why, and where the message would go."""
 
     action: Action
     reason: str = ""
@@ -52,12 +52,12 @@ def triage(
     """Decide about one message. The first rule that applies decides.
 
     Arguments:
-        message: the one to decide about.
-        options: of the redrive.
-        route: from a message to its destination, or to why there is no destination.
+        message: the message to decide about.
+        options: the options of the redrive.
+        route: returns a message's destination, or a text that says why there is none.
         now: seconds since the epoch.
-        run_id: of this run; ``None`` = it has sent no message yet.
-        is_in_doubt: it may have been sent.
+        run_id: ID of this run; ``None`` = a peek, which sends no message.
+        is_in_doubt: whether the message may have been sent.
     """
     if run_id is not None and message.run_id == run_id:
         return Disposition(Action.CAME_BACK, CAME_BACK)

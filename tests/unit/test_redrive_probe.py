@@ -29,7 +29,7 @@ def test_without_a_probe_the_gate_is_open():
     [
         (lambda: True, None),
         (lambda: None, None),
-        (lambda: False, "the probe said no"),
+        (lambda: False, "the probe returned False"),
         (failing, "the probe failed: RuntimeError"),
     ],
 )
@@ -80,7 +80,7 @@ def test_a_probe_that_hangs_says_no(monkeypatch):
 def test_a_probe_without_a_thread_left_says_no(monkeypatch):
     """Asked here, it could hold the redrive up for good."""
     monkeypatch.setattr(probe_module, "call_in_time", lambda call, seconds: None)
-    assert Bench(lambda: True).gate.why_closed() == "the probe was not asked: no thread is left"
+    assert Bench(lambda: True).gate.why_closed() == "the probe was not called: no thread is left"
 
 
 def test_a_callable_is_found_by_its_name():
