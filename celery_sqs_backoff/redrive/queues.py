@@ -176,7 +176,7 @@ class Route:
 
 
 def _show(origin: str) -> str:
-    """Return the name in an ARN that a message gives. An invalid ARN can be any text, so hide it."""
+    """Return the name in a message's ARN. An invalid ARN can be any text, so do not return it."""
     try:
         return QueueArn.parse(origin).name
     except ValueError:
