@@ -1,4 +1,4 @@
-"""What makes a retry safe: guards, steps, locks, workflows and idempotency keys, over a store."""
+"""Make retries safe with guards, steps, locks, workflows and idempotency keys, kept in a store."""
 
 from ..store.errors import (
     RecordRejected,

@@ -1,12 +1,13 @@
-"""The steps of one scope in one record, with the tasks that would take them back.
+"""Keep the steps of one scope in one record, with the tasks that undo them.
 
 ::
 
-    open --given up--> closing --all taken back--> closed      a step: begun -> confirm -> done
+    open --given up--> closing --all undone--> closed      a step: begun -> confirm -> done
 
-A workflow's record is written by the holder of its lock alone, and each write compares the text
-that was read. So a run that has lost the lock fails at its next write. The message that last began
-a step answers for the workflow: when that message is given up, the steps are taken back.
+Only the holder of a workflow's lock writes the workflow's record. Each write succeeds only if the
+record is unchanged since it was read, so a run that has lost the lock fails at its next write. The
+message that last began a step owns the workflow. When the worker gives that message up, the steps
+are undone.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .run import RunState
 OPEN, CLOSING, CLOSED = "open", "closing", "closed"
 BEGUN, CONFIRM, DONE = "begun", "confirm", "done"
 
-#: The record is one item, and DynamoDB's hold 400 KB.
+#: Limits that keep a record under 400 KB, the largest item of DynamoDB.
 _MAX_STEPS, _MAX_NAME_CHARACTERS, _MAX_ENTERED = 200, 200, 50
 
 Change = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -44,12 +45,13 @@ class Document:
 
     Arguments:
         kind: ``"scope"`` of a workflow, ``"steps"`` of steps without a lock.
-        name: of the scope.
-        state: of the run. It notes the steps that the run has had, and those with an effect.
-        message: that enters the workflow and answers for it from its first step on; ``None``: it
-            stays as it is.
+        name: name of the scope.
+        state: facts about the run. ``step`` adds the names of steps, and counts steps with an
+            effect.
+        message: digest of the message that enters the workflow. From its first step on, this
+            message owns the workflow. ``None`` = the owner does not change.
         is_certain: returns whether an exception says that the step had no effect.
-        before: called before each step begins.
+        before: is called before each step begins.
     """
 
     def __init__(
@@ -71,14 +73,18 @@ class Document:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Fields of the record, which is made if it is missing."""
+        """Fields of the record. The first access reads the record, or creates a missing one."""
         if self._record is None:
             empty: dict[str, Any] = {"state": OPEN, "steps": {}}
             self._record = self._records.add(self._kind, self._name, empty, KEEP_SECONDS)
         return self._record.fields
 
     def update(self, change: Change) -> dict[str, Any]:
-        """Write the fields that ``change`` returns for the present ones, and return all of them.
+        """Write the fields that ``change`` returns, and return all fields of the record.
+
+        Arguments:
+            change: gets all current fields and returns the fields to change. It may be called
+                again if another run wrote the record.
 
         Raises:
             LockLost: another run has written the record of this workflow.
@@ -91,14 +97,14 @@ class Document:
                 self._record = new
                 return new.fields
             if self._kind == "scope":
-                raise LockLost("another run has gone on with this workflow")
+                raise LockLost("another run has continued this workflow")
             self._record = None
 
     def enter(self) -> None:
-        """Note that a run has entered the workflow, so that an earlier run in it fails.
+        """Record that a run has entered the workflow, so that an earlier run in it fails.
 
         Raises:
-            Compensated: the steps were taken back.
+            Compensated: the steps were undone.
         """
 
         def change(fields: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +117,7 @@ class Document:
             raise Compensated("the steps of this workflow have been taken back")
 
     def end(self) -> None:
-        """Note that the block has ended well, so its steps are never taken back."""
+        """Record that the block has ended without an exception, so its steps are never undone."""
 
         def change(fields: dict[str, Any]) -> dict[str, Any]:
             kept = {name: step | {"undo": None} for name, step in fields["steps"].items()}
@@ -166,7 +172,7 @@ class Document:
                 " such as f'release {funding.pk}'"
             )
         if iscoroutinefunction(fn):
-            raise TypeError(f"the step {name!r} is an async function: nobody would await it")
+            raise TypeError(f"the step {name!r} is an async function, which a step does not await")
         check_signature("undo", undo)
         check_signature("confirm", confirm)
         refuse_open_transaction(
@@ -199,8 +205,8 @@ class Document:
         self, name: str, step: dict[str, Any], result: object, confirm: Signature | None
     ) -> dict[str, Any]:
         try:
-            loads(text := dumps(result))  # kombu reads a provider's "__type__" as its own
-        except Exception as exc:  # whatever JSON's hooks raise
+            loads(text := dumps(result))  # fails for dicts with "__type__", which kombu interprets
+        except Exception as exc:  # JSON's hooks may raise any exception
             raise StepNotRecorded(
                 "The step was done, but its result is not JSON, so it is not recorded:"
                 " let it return text, numbers, lists and dicts"
@@ -210,11 +216,11 @@ class Document:
             return self._put(name, step | done)
         except LockLost:
             raise
-        except Exception as exc:  # a soft time limit too: no rule of the task may repeat it
+        except Exception as exc:  # also a soft time limit: the task must not repeat the step
             raise StepNotRecorded("The step was done, but the store did not record it") from exc
 
     def _put(self, name: str, step: dict[str, Any]) -> dict[str, Any]:
-        """Write a step, unless a concurrent run has recorded a result."""
+        """Write and return a step. If a concurrent run has recorded a result, return its step."""
 
         def change(fields: dict[str, Any]) -> dict[str, Any]:
             there = fields["steps"].get(name, {"state": BEGUN})
@@ -236,11 +242,15 @@ class Document:
         try:
             self.update(change)
         except SafeError:
-            self._state.note_act()  # it stays in doubt; the step's own error is what counts
+            self._state.note_act()  # the step stays in doubt; let the step's own error be raised
 
 
 def check_signature(option: str, signature: object) -> None:
-    """Refuse a signature that could not be recorded, or sent with the step's result.
+    """Refuse a signature that could not be recorded, or could not be sent with the step's result.
+
+    Arguments:
+        option: name of the argument, for the error text.
+        signature: signature of one task, or ``None``.
 
     Raises:
         TypeError: it is not the signature of one task, or its arguments are not JSON.
@@ -267,7 +277,7 @@ def check_signature(option: str, signature: object) -> None:
 
 
 def _why_unnoticed(undo: Signature, task: Any) -> str | None:
-    """Return why a task may end without success or dead letter, or ``None``."""
+    """Return why a task may end without success and without dead letter, or ``None``."""
     if (undo.options.get("expires") or getattr(task, "expires", None)) is not None:
         return "expires"
     options = getattr(task, "backoff_options", None)
@@ -277,13 +287,18 @@ def _why_unnoticed(undo: Signature, task: Any) -> str | None:
 
 
 def send(signature: Signature, result: object, what: str, **options: Any) -> None:
-    """Send a step's task, with the step's result first, under the same ID each time.
+    """Send a step's undo or confirm task, with the step's result as first argument.
+
+    The task ID is the same each time, so the task can recognise a repetition.
+
+    Arguments:
+        what: ``"undo"`` or ``"confirm"``, followed by the step's idempotency key.
 
     Raises:
-        NotDispatched: the broker did not take it.
+        NotDispatched: the broker did not accept the task.
     """
     task_id = str(uuid5(NAMESPACE, what))
     try:
         signature.clone(args=(result,), task_id=task_id).apply_async(**options)
-    except Exception as exc:  # whatever the broker's library raises
+    except Exception as exc:  # the broker's library may raise any exception
         raise NotDispatched(f"{what.split()[0]} could not be sent: {error_site(exc)}") from exc

@@ -1,27 +1,27 @@
-"""Errors of the parts that make a retry safe, and what each means for the message.
+"""Errors of guards, steps, locks and workflows, with the verdict of each on the message.
 
 ::
 
     SafeError
-    ├── TryLater              the run was cut short: retried without undo
+    ├── TryLater              the run cannot go on now: retried without undo
     │   ├── Busy              another run holds the lock
     │   ├── StoreUnavailable
     │   └── NotDispatched     a step's task could not be sent; the next run sends it
-    ├── Refused               another message passed the guard; the task ends quietly
-    │   └── AlreadyDone       this message has done it; its result is on record
+    ├── Refused               another message passed the guard; the task ends without a failure
+    │   └── AlreadyDone       an earlier run of this message has succeeded
     ├── OtherInput            the step under this name was begun with other arguments
     ├── RecordRejected        this project did not write the record
     ├── LockLost              another run may hold the lock
-    ├── HeldByItself          this run holds the lock already
+    ├── HeldByItself          this run already holds the lock
     ├── StepNotRecorded       the step was done, but not recorded
-    ├── NotUndone             a guard refused a step's undo, so the step stands
-    ├── Compensated           the workflow's steps were taken back
-    ├── StoreInTransaction    a rollback would take the record with it
+    ├── NotUndone             a guard refused the undo task, so the step was not undone
+    ├── Compensated           the workflow's steps were undone
+    ├── StoreInTransaction    a Django transaction is open; its rollback would delete the record
     └── OutsideRun            no message owns the record
 
-Each has a fixed verdict. It is asked before ``classify`` and ``retry_on``, so
-``autoretry_for=(Exception,)`` does not turn "the step was done, but not recorded" into a retry. A
-``TryLater`` is safe to repeat. All others are UNKNOWN and not retried.
+Each error has a fixed verdict, which comes before ``classify`` and ``retry_on``. So
+``autoretry_for=(Exception,)`` does not turn "the step was done, but not recorded" into a retry.
+``TryLater`` is safe to repeat. All other errors are UNKNOWN and not retried.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Busy(TryLater):
     """Another run holds the lock.
 
     Arguments:
-        lease_left: seconds until the holder's lease ends. The message comes back no later.
+        lease_left: seconds until the holder's lease ends. SQS shows the message again by then.
     """
 
     def __init__(self, message: str = "", lease_left: float | None = None) -> None:
@@ -45,14 +45,14 @@ class Busy(TryLater):
 
 
 class NotDispatched(TryLater):
-    """A step is recorded, but the task that confirms it, or takes it back, could not be sent."""
+    """A step is recorded, but its ``confirm`` or ``undo`` task could not be sent."""
 
 
 class Refused(SafeError, Answered):
     """Another message has passed the guard within its window.
 
     Arguments:
-        result: is stored as the task's result.
+        result: Celery stores it as the task's result.
     """
 
     def __init__(self, result: dict[str, Any]) -> None:
@@ -64,10 +64,10 @@ class Refused(SafeError, Answered):
 
 
 class AlreadyDone(Refused):
-    """A run of this very message has ended well.
+    """An earlier run of this message has succeeded.
 
-    ``has_result`` is false if its result could not be kept: it was no JSON, or too large. If a
-    chain, a callback or a chord waits for it, the message is a dead letter.
+    ``has_result`` is false if its result could not be stored, because it was not JSON or too large.
+    If a chain, a callback or a chord then waits for the result, the message becomes a dead letter.
     """
 
     def __init__(self, result: Any, *, has_result: bool) -> None:
@@ -85,11 +85,11 @@ class OtherInput(SafeError):
 
 
 class LockLost(SafeError):
-    """The lease was over, or another run has gone on with the workflow."""
+    """The lease has ended, or another run has continued the workflow."""
 
 
 class HeldByItself(SafeError):
-    """This run holds the lock already. Pass on what ``with`` has given."""
+    """This run already holds the lock. Pass on the object that its ``with`` statement returned."""
 
 
 class StepNotRecorded(SafeError):
@@ -97,11 +97,11 @@ class StepNotRecorded(SafeError):
 
 
 class NotUndone(SafeError):
-    """A guard has refused the task that undoes a step, so the step stands."""
+    """A guard has refused the task that undoes a step, so the step was not undone."""
 
 
 class Compensated(SafeError):
-    """The workflow's steps have been taken back, so it cannot go on."""
+    """The workflow's steps have been undone, so it cannot go on."""
 
 
 class OutsideRun(SafeError):

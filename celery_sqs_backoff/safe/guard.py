@@ -1,12 +1,12 @@
-"""Let one message per key and window run, as often as it comes, and refuse all other messages.
+"""Let one message per key and window run, however often it is delivered, and refuse all others.
 
 ::
 
     (no record) --enter--> begun --finish--> done
          ^----release-----/
 
-A run that finds its own message's record marks it as shared: an earlier run may have done the work,
-so both of them leave the record.
+A run may find that an earlier run of its own message has made the record. Then it marks the record
+as shared. The earlier run may have done the work, so neither run deletes a shared record.
 """
 
 from __future__ import annotations
@@ -26,46 +26,49 @@ from ..store.records import Record, Records
 from .errors import Refused
 from .names import text_of
 
-#: Largest result that is kept with a guard, in characters of JSON.
+#: Largest result that a guard's record stores, in characters of JSON.
 _MAX_RESULT_CHARACTERS = 64 * 1024
 
 
 @dataclass
 class Passage:
-    """How a run has passed."""
+    """The record that let a run pass a guard, and the ID of the run."""
 
     record: Record
     run: str
 
     @property
     def is_first(self) -> bool:
-        """True if no other run of the message has passed before it."""
+        """Whether this is the first run of the message that has passed."""
         return bool(self.record.fields["run"] == self.run and not self.record.fields["shared"])
 
     @property
     def is_done(self) -> bool:
-        """True if an earlier run of the message has ended well."""
+        """Whether an earlier run of the message has succeeded."""
         return bool(self.record.fields["state"] == "done")
 
     @property
     def has_result(self) -> bool:
-        """True if the result of that run could be kept."""
+        """Whether the record has the result of the successful run."""
         return "result" in self.record.fields
 
     @property
     def result(self) -> Any:
-        """Result of that run, ``None`` if it could not be kept."""
+        """Result of the successful run. ``None`` if it was not stored."""
         return loads(self.record.fields["result"]) if self.has_result else None
 
 
 def enter(
     records: Records, key: str, message: str, run: str, window: float, *, kind: str = "guard"
 ) -> Passage:
-    """Let one message pass per window, as often as it comes.
+    """Let one message per window pass, however often it is delivered.
 
     Arguments:
+        key: key of the guard.
+        message: digest of the message.
+        run: ID of the run.
         window: seconds above 0, from the first time the message passed.
-        kind: of record.
+        kind: kind of the record, the first part of its key in the store.
 
     Raises:
         Refused: another message has passed.
@@ -78,7 +81,7 @@ def enter(
             raise Refused({"refused": why})
         if there["state"] == "done" or there["shared"]:
             return None
-        # Without a run, every run before this one was cut short.
+        # The record has no run if every earlier run ended without an effect (``cut_short``).
         return {"shared": True} if there["run"] else {"run": run}
 
     mine = {"state": "begun", "message": message, "run": run, "shared": False}
@@ -86,17 +89,17 @@ def enter(
 
 
 def finish(records: Records, passage: Passage, result: object) -> None:
-    """Record that the message is done, with its result if that is JSON and not too large."""
+    """Record that the message is done. Store its result if it is JSON and not too large."""
     done = {"state": "done"}
     try:
         loads(text := dumps(result))
         if len(text) <= _MAX_RESULT_CHARACTERS:
             done["result"] = text
-    except Exception:  # noqa: BLE001  # whatever JSON's hooks raise
+    except Exception:  # noqa: BLE001  # JSON's hooks may raise any exception
         pass
     record: Record | None = passage.record
     message = passage.record.fields["message"]
-    # A missing record, or another message's: the window has ended.
+    # If the record is missing or belongs to another message, the window has ended.
     while record is not None and record.fields["message"] == message:
         if record.fields["state"] == "done" or records.replace(record, record.fields | done, None):
             return
@@ -104,13 +107,13 @@ def finish(records: Records, passage: Passage, result: object) -> None:
 
 
 def cut_short(records: Records, passage: Passage) -> None:
-    """Note that the run had no effect, so that the message's next run counts as the first."""
+    """Record that the run had no effect, so that the message's next run counts as the first."""
     if passage.is_first:
         records.replace(passage.record, passage.record.fields | {"run": ""}, None)
 
 
 def release(records: Records, passage: Passage) -> bool:
-    """Remove the record, unless another run of the message has passed too."""
+    """Delete the record unless another run of the message has passed, and return whether it did."""
     return passage.is_first and records.delete(passage.record)
 
 
@@ -124,10 +127,11 @@ class Guard:
             key guard each other.
         window: seconds or timedelta above 0.
 
-    The record is made before the run, for this message: the same message passes again, however
-    often it is delivered, retried or redriven, until a run of it has ended well. From then on it
-    gets the recorded result. The record is taken back when the failure says that no work was
-    processed (RETRYABLE, NOT_PROCESSED) and no other run of the message may have done it.
+    The worker makes the record before the task runs. It belongs to the message, so the same message
+    passes again, however often it is delivered, retried or redriven, until a run of it has
+    succeeded. After that, each delivery of the message gets the recorded result. The worker deletes
+    the record if the run fails with RETRYABLE or NOT_PROCESSED and no other run of the message may
+    have done the work.
 
     Raises:
         ImproperlyConfigured: ``key`` or ``window`` is invalid.
@@ -143,7 +147,7 @@ class Guard:
             seconds = seconds_kept("window", window)
         except (TypeError, ValueError) as exc:
             raise ImproperlyConfigured(f"guard: {exc}") from None
-        object.__setattr__(self, "key", key)  # the way to fill a frozen dataclass
+        object.__setattr__(self, "key", key)  # a frozen dataclass allows no other assignment
         object.__setattr__(self, "window", seconds)
 
     def check(self, signature: inspect.Signature) -> None:
@@ -165,8 +169,8 @@ class Guard:
         """Return the key of one call of the task.
 
         Raises:
-            TypeError: the callable has not returned text, an int or a UUID, or an argument in the
-                key is ``None``.
+            TypeError: the callable returned something other than text, an int or a UUID, or an
+                argument in the key is ``None``.
             ValueError: an argument in the key, or the callable's result, is empty.
         """
         if callable(self.key):

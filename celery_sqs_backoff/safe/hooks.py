@@ -1,4 +1,4 @@
-"""The hooks that guard runs, and that send workflows to be taken back."""
+"""Hooks of a task that pass its guard before a run, and undo workflows of given-up messages."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .guard import Passage, cut_short, enter, finish, release
 from .run import begin, current, state_of
 from .take_back import links_of, send_take_back
 
-logger = get_logger(__name__)  # Celery's logger of tasks has no task in the main process.
+logger = get_logger(__name__)  # not Celery's task logger: some lines come from the main process
 
 
 class SafeExtension(Extension):
-    """Guards runs, keeps a record of runs that may have to be undone, and gives workflows up."""
+    """Passes guards, records which runs may have had an effect, and has workflows undone."""
 
     def before_run(self, task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Note the run, and pass the task's guard.
+        """Record the run, and pass the task's guard.
 
         Raises:
             Refused: another message has passed.
-            AlreadyDone: a run of this message has ended well.
+            AlreadyDone: an earlier run of this message has succeeded.
             StoreUnavailable: the store did not answer.
         """
         state = begin(task)
@@ -54,20 +54,21 @@ class SafeExtension(Extension):
         state = state_of(task.request)
         run = run_of(task.request)
         if state is None or state.guard is None or run is None or run.copy is not None:
-            return  # a copy that retry() has published is still to be done
+            return  # retry() has published a copy, which has not run yet
         attempt(task.app, finish, state.guard, result)
 
     def run_failed(self, task: Any, exc: BaseException, verdict: Verdict) -> Verdict:
-        """Remove the records which say that the run may have done something.
-
-        Raises only if an undoing task has ended by Ignore, and the next part could not be sent. Its
-        message is a dead letter then.
+        """Delete the records of a failed run that had no effect, and return the final verdict.
 
         Returns:
-            The verdict; UNKNOWN if an earlier run may have done the work. The task's
-            own ``NonRetryable`` speaks for all of them.
+            The verdict on the exception, or UNKNOWN if an earlier run may have done the work. If
+            the task raised ``NonRetryable``, its verdict also covers earlier runs.
+
+        Raises:
+            Exception: an undo task has ended by ``Ignore``, and the task for the next undo could
+                not be sent. The message of the undo task becomes a dead letter then.
         """
-        if isinstance(exc, Ignore):  # Celery calls no callback then, and an undoing task is done
+        if isinstance(exc, Ignore):  # after Ignore, Celery does not send the task's callbacks
             for link in links_of(task):
                 link.apply_async()
             return verdict
@@ -92,13 +93,19 @@ class SafeExtension(Extension):
     def given_up(
         self, task: Any, task_id: str, *, run: str | None, began: float, queue: str | None = None
     ) -> bool:
-        """Send the task that takes the message's workflows back, and return whether it was sent."""
+        """Send the task that undoes the message's workflows. Return False if sending failed.
+
+        Arguments:
+            run: ID of the run that gave the message up; ``None`` = not known.
+            began: when that run began, in seconds since the epoch.
+            queue: queue to send to; ``None`` = Celery's routing decides.
+        """
         if not task.has_workflows or not has_store(task.app):
             return True
         try:
             message = message_digest(task.app, task.name, task_id)
             send_take_back(task.app, message, run=run or "", began=began, queue=queue)
-        except Exception as exc:  # noqa: BLE001  # whatever the broker's library raises
+        except Exception as exc:  # noqa: BLE001  # the broker's library may raise any exception
             logger.error(
                 "sqs_backoff.not_taken_back: task %s[%s]: %s",
                 *(printable(task.name), printable(task_id), error_site(exc.__cause__ or exc)),
@@ -112,25 +119,25 @@ def pass_guard(task: Any, key: str, message: str, run: str, window: float) -> Pa
 
     Raises:
         Refused: another message has passed.
-        NotUndone: likewise, and the message undoes a step of a workflow.
+        NotUndone: another message has passed, and this message undoes a step of a workflow.
         StoreUnavailable: the store did not answer.
     """
     try:
         return enter(records_of(task.app), key, message, run, window)
     except Refused as exc:
         if links_of(task):
-            raise NotUndone(f"{exc}: the step stands") from None
+            raise NotUndone(f"{exc}: the step was not undone") from None
         raise
 
 
 def message_digest(app: Any, task_name: str, task_id: str) -> str:
-    """Return the name of a message in records."""
+    """Return the digest by which records name a message."""
     return records_of(app).digest("message", task_name, str(task_id))
 
 
 def signature_of(cls: type) -> inspect.Signature:
-    """Return the arguments of a task, without ``self``."""
-    run = getattr_static(cls, "__wrapped__", None)  # what @app.task was given
+    """Return the signature of a task's function, without ``self``."""
+    run = getattr_static(cls, "__wrapped__", None)  # the function below @app.task
     if run is None:
         run = getattr_static(cls, "run")
     if isinstance(run, staticmethod | classmethod):
@@ -140,7 +147,10 @@ def signature_of(cls: type) -> inspect.Signature:
 
 
 def attempt(app: Any, act: Callable[..., object], *args: Any) -> bool:
-    """Return whether something was done that must not change how the run ends. Never raises."""
+    """Call ``act`` with the app's records, and return whether it succeeded.
+
+    Never raises, because an error of the store must not change how the run ends.
+    """
     try:
         return act(records_of(app), *args) is not False
     except Exception as exc:  # noqa: BLE001  # the store is away, or a transaction is open

@@ -1,6 +1,6 @@
-"""Find the records of a scope, and free them by hand.
+"""Find the records of a scope, and delete them at an operator's request.
 
-Keys are hashed, so each record is asked for by its name.
+The store has only hashes of keys, so a record can be found only by its exact name.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _STATES = (BEGUN, CONFIRM, DONE, OPEN, CLOSING, CLOSED)
 class Entry:
     """One guard, lock, workflow or step.
 
-    ``kind`` is ``guard``, ``lock``, ``workflow`` or ``step``; ``state`` is its own, or ``rejected``
-    if this project did not write it. ``record``: that holds it, and a step's scope.
+    ``kind`` is ``guard``, ``lock``, ``workflow`` or ``step``. ``state`` is the state in the record,
+    or ``rejected`` if this project did not write the record. ``record`` is the record in the store.
+    A step's record is that of its workflow or scope. ``None`` = the record was rejected.
     """
 
     kind: str
@@ -58,8 +59,8 @@ def free(records: Records, entry: Entry) -> bool:
     """Delete a record unless it has changed, and return whether it was deleted.
 
     A freed guard lets the next message pass. A freed lock lets a second run in. A freed step is
-    done again. A freed workflow forgets its steps. One that was taken back begins again: its steps
-    get new idempotency keys, but those without ``undo`` are kept, because they stand.
+    done again. A freed workflow forgets its steps. A workflow whose steps were undone begins again
+    with new idempotency keys. It keeps its steps without ``undo``, because these were not undone.
     """
     record = entry.record
     if record is None:
@@ -67,7 +68,7 @@ def free(records: Records, entry: Entry) -> bool:
     if entry.kind not in ("workflow", "step"):
         return records.delete(record)
     steps = record.fields["steps"]
-    if entry.kind == "step":  # another step of the record may have been freed a moment ago
+    if entry.kind == "step":  # the caller may just have freed another step of the same record
         now = records.reread(record)
         if now is None or now.fields["steps"].get(entry.name) != steps[entry.name]:
             return False
@@ -83,7 +84,7 @@ def free(records: Records, entry: Entry) -> bool:
 
 
 def kept_steps(entry: Entry) -> list[str]:
-    """Return the steps that stay when a workflow that was taken back is freed."""
+    """Return the steps that ``free`` keeps for a workflow whose steps were undone."""
     if entry.kind != "workflow" or entry.record is None or entry.state == OPEN:
         return []
     steps = entry.record.fields["steps"].items()
@@ -100,7 +101,7 @@ def _entries(records: Records, shown: str, kind: str, name: str) -> list[Entry]:
             _entry(shown, name, record, record.fields),
             *(_entry("step", each, record, step) for each, step in steps),
         ]
-    # Unsigned, so anybody's; or another key's.
+    # The record is unsigned, or was signed for another key. Anyone could have written it.
     except (RecordRejected, ValueError, KeyError, TypeError, AttributeError):
         return [Entry(shown, name, "rejected", records.key(kind, name))]
 

@@ -1,4 +1,4 @@
-"""One run at a time per business object, across processes and machines."""
+"""Let one run at a time work on a business object, across processes and machines."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ if TYPE_CHECKING:
 
 logger = get_task_logger(__name__)
 
-#: How long a lock outlives a holder that was killed.
+#: Default seconds after which a lock is free if its holder was killed.
 DEFAULT_LEASE_SECONDS = 300.0
 
 
 class Lock:
-    """A lock that outlives a killed holder by its lease. No run waits for it in a worker.
+    """A lock that stays taken until its lease ends if its holder is killed.
 
-    ``exclusive`` and ``workflow`` of one name take the same lock.
+    A run that finds the lock taken does not wait. Its task is retried. ``exclusive`` and
+    ``workflow`` with the same name take the same lock.
 
     Arguments:
-        key: of the business object, such as ``"account:7"``: text, an int or a UUID.
-        lease: seconds or timedelta above 0, after which the lock is free whatever its holder does.
-        held: names of the locks that the run holds.
+        key: key of the business object, such as ``"account:7"``: text, an int or a UUID.
+        lease: seconds or timedelta above 0, after which the lock is free even if its holder is
+            still running.
+        held: names of the locks that the run holds. The lock adds and removes its own.
     """
 
     def __init__(
@@ -56,10 +58,11 @@ class Lock:
 
         Raises:
             Busy: another run holds it.
-            HeldByItself: this run holds it.
-            StoreInTransaction: a Django transaction is open: the lock would end before the commit,
-                and the next holder would not see this one's writes.
-            StoreUnavailable: the store did not answer. The lock is free when the lease is over.
+            HeldByItself: this run already holds it.
+            StoreInTransaction: a Django transaction is open. The lock would end before the commit,
+                and the next holder would not see the writes of this run.
+            StoreUnavailable: the store did not answer. It may have taken the lock until its lease
+                ends.
         """
         if self._name in self._held:
             raise HeldByItself(
@@ -80,10 +83,10 @@ class Lock:
         return self
 
     def renew(self) -> None:
-        """Start the lease again. A body that takes longer than the lease calls it in between.
+        """Start the lease again. Call it in a block that takes longer than the lease.
 
         Raises:
-            LockLost: it was over, and another run may hold the lock.
+            LockLost: the lease had ended, and another run may hold the lock.
             StoreUnavailable: the store did not answer.
         """
         new = self._record and self._records.replace(self._record, self._fields(), self._lease)
@@ -92,17 +95,17 @@ class Lock:
         self._record = new
 
     def release(self) -> None:
-        """Free the lock. A failure is only logged, because the lease ends too."""
+        """Free the lock. A failure is only logged, because the lock is free when its lease ends."""
         self._held.discard(self._name)
         record, self._record = self._record, None
         try:
             if record is not None and not self._records.delete(record):
-                there = self._records.reread(record)  # a renewal may have been done unanswered
+                there = self._records.reread(record)  # a renewal without an answer may have worked
                 if there is None or there.fields["holder"] != self._holder:
                     logger.warning("sqs_backoff.lock_outlived: the lease was over before the body")
                 else:
                     self._records.delete(there)
-        except Exception as exc:  # noqa: BLE001  # the store is away, or a soft time limit has come
+        except Exception as exc:  # noqa: BLE001  # the store is down, or a soft time limit ended it
             logger.warning("sqs_backoff.lock_not_released: %s", error_site(exc.__cause__ or exc))
 
     def _fields(self) -> dict[str, object]:

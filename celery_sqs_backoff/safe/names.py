@@ -1,4 +1,4 @@
-"""Keys, names and inputs as text, and the idempotency keys made of them. Pure."""
+"""Turn keys, names and inputs into text, and derive idempotency keys from them. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID, uuid5
 
-#: Of the UUIDs that we derive. Never change it: providers know calls by them.
+#: Namespace of all derived UUIDs. Never change it, because providers recognise calls by them.
 NAMESPACE = UUID("52c2d7a4-55a3-5c5c-8a4e-4f4f8ab0a9a1")
 
 _SCALARS = (str, int, float, bool, type(None))
@@ -51,10 +51,11 @@ def idempotency_key(namespace: str, scope: str, name: object, version: int) -> s
 def input_of(
     fn: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return the arguments of a call as JSON, with the ones of a ``partial``.
+    """Return the arguments of a call as JSON, including the arguments of a ``partial``.
 
-    Text, numbers, dates, decimals and UUIDs count by value, also inside lists and dicts, and a
-    Django model by its class and primary key. Of any other object only the class counts.
+    The JSON has the values of text, numbers, dates, decimals and UUIDs, also inside lists and
+    dicts. It has the class and primary key of a Django model, and only the class of any other
+    object.
     """
     while isinstance(fn, partial):
         args, kwargs, fn = (*fn.args, *args), {**fn.keywords, **kwargs}, fn.func

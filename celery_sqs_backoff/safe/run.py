@@ -1,4 +1,4 @@
-"""The message that runs in this thread, greenlet or coroutine, to which its records belong."""
+"""Find the message that is running in this thread, greenlet or coroutine. It owns the records."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ class RunState:
 
     task: Any = None
     task_id: str = ""
-    #: The run; ``None``: a call outside any message.
+    #: The run; ``None`` = a call outside any message.
     of: Run | None = None
-    #: How the run has passed the task's guard, and the record of its runs if the task has
-    #: ``on_not_processed``.
+    #: ``guard``: how the run passed the task's guard; ``None`` = no guard. ``record``: the record
+    #: of the message's runs; ``None`` = the task has no ``on_not_processed``.
     guard: Passage | None = None
     record: Passage | None = None
-    #: Steps that were done, or are in doubt.
+    #: Number of steps that were done, or are in doubt.
     acts: int = 0
     #: Names of the locks that the run holds.
     held: set[str] = field(default_factory=set)
-    #: Names of the steps that the run has had, by scope.
+    #: Names of the steps that the run has called, by scope.
     used: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     @cached_property
     def run(self) -> str:
-        """ID of the run. To make it takes longer than all else that begins a run."""
+        """ID of the run. It is made on first access, because making it is slow."""
         return uuid4().hex if self.of is None else self.of.id
 
     def note_act(self) -> None:
-        """Note that a step has been done, or may have been."""
+        """Record that a step was done, or may have been done."""
         self.acts += 1
 
     @property
     def message(self) -> tuple[str, str]:
-        """Name of the task and task ID of the message, the same on every attempt."""
+        """Task name and task ID of the message. They are the same on every attempt."""
         return str(self.task.name), self.task_id
 
 
 def begin(task: Any) -> RunState:
-    """Note that a run of a message begins."""
+    """Record that a run of a message begins, and return the facts about it."""
     run = RUNNING.get()
-    assert run is not None  # the task's machinery calls this
+    assert run is not None  # only ``before_run`` calls this function, so a message is running
     run.extension_state = state = RunState(task, str(task.request.id), run)
     return state
 
@@ -62,21 +62,24 @@ def state_of(request: Any) -> RunState | None:
 
 
 def current() -> RunState | None:
-    """Return the run of the message that is running here, also if another task asks."""
+    """Return the run of the message that is running here, even if it calls another task directly.
+
+    ``None`` = no message is running.
+    """
     run = RUNNING.get()
     return run.extension_state if run is not None and run.is_running else None
 
 
 def message_of(task: Any) -> tuple[str, str]:
-    """Return the task's name and the task ID of the message that it is running.
+    """Return the task's name, and the task ID of the message that the task is running.
 
     Raises:
-        OutsideRun: it has no message, or the task is called as a function.
+        OutsideRun: no message is running, or the task was called as a function.
     """
     state = current()
     if state is None or state.task.name != task.name or task.request.called_directly:
         raise OutsideRun(
-            f"{task.name} is not running for a message, so nothing says whose record this would be:"
-            " name it with scope="
+            f"{task.name} is not running for a message, so the record would have no owner: name one"
+            " with scope="
         )
     return state.message

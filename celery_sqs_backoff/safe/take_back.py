@@ -1,9 +1,10 @@
-"""The task that takes back the workflows of a message that was given up, one step at a time.
+"""Undo the workflows of a message that was given up, one step at a time, in a task of its own.
 
-Giving a message up only sends this task. It has retries and a dead letter of its own. It waits for
-the lock. If a process was killed in the workflow, the lock stays taken until its lease ends. The
-task decides whether there is anything to take back, and sends the undoing task of the last step.
-When that has ended well, Celery calls this task again, for the step before.
+The worker that gives a message up only sends this task, which has retries and a dead letter of its
+own. The task is retried while a run holds the workflow's lock. If a process was killed in the
+workflow, that is until the lease ends. The task decides whether there are steps to undo, and sends
+the undo task of the last step. When the undo task has succeeded, Celery calls this task again for
+the step before.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from .workflow import scopes_of
 
 NAME = "celery_sqs_backoff.take_back"
 
-#: That the lock outlives a killed process.
+#: Lease of the lock while this task reads and writes the workflow's record.
 _LEASE_SECONDS = 60.0
 
 
 def register(app: Any, base: type) -> None:
-    """Give an app the task, once."""
+    """Register the task in an app, unless it is registered already."""
     if NAME not in app._tasks:
         app._task_from_fun(_take_back, name=NAME, base=base, bind=True, ignore_result=True)
 
@@ -40,23 +41,24 @@ def send_take_back(
 
     Arguments:
         message: digest of the message.
-        run, began: the run that gives it up, and when that began (seconds since the epoch).
-        queue: to send to; ``None`` = as the app routes the task.
+        run: ID of the run that gave the message up; empty = not known.
+        began: when that run began, in seconds since the epoch.
+        queue: queue to send to; ``None`` = the app's routing decides.
     """
     app._tasks[NAME].apply_async((message, run, began, queue), **_route(queue, message))
 
 
 def links_of(task: Any) -> list[Signature]:
-    """Return the next part, which an undoing task calls when it has ended well."""
+    """Return the callbacks of an undo task that call this task again for the next step."""
     links = [maybe_signature(link, app=task.app) for link in task.request.callbacks or ()]
     return [link for link in links if link.task == NAME]
 
 
 def _route(queue: str | None, message: str) -> dict[str, str]:
-    """Return the options that send the task to the queue of the message."""
+    """Return the options that send the task to ``queue``. ``None`` = the app's routing decides."""
     if queue is None or not queue.endswith(".fifo"):
         return {} if queue is None else {"queue": queue}
-    # A group of its own, because a task that waits for a lock would hold up the others.
+    # Use a FIFO group of its own, because a task that waits for a lock delays its whole group.
     return {"queue": queue, "MessageGroupId": message}
 
 
@@ -70,11 +72,16 @@ def _take_back(
     undone: str | None = None,
     by: str | None = None,
 ) -> None:
-    """Do the next part, of one workflow or of all that the message has entered.
+    """Send the next undo task of one workflow, or of each workflow that the message has entered.
 
     Arguments:
-        by: ID of the task that began to take the workflow back; ``None`` if this one begins.
-        undone: name of the step in ``scope`` that was just undone.
+        message: digest of the message that was given up.
+        run: ID of the run that gave it up.
+        began: when that run began, in seconds since the epoch.
+        queue: queue of the tasks to send; ``None`` = the app's routing decides.
+        scope: the workflow; ``None`` = all workflows of the message.
+        undone: name of the step in ``scope`` that was just undone; ``None`` = no step yet.
+        by: ID of the task that began to undo the workflow; ``None`` = this task.
     """
     records = records_of(self.app)
     owed: TryLater | None = None
@@ -89,7 +96,7 @@ def _take_back(
             link.set(**_route(queue, message))
             undo = maybe_signature(loads(fields["undo"]), app=self.app)
             result = loads(fields["result"]) if "result" in fields else None
-            # Not while the lock is held: an eager undoing task calls this one in its run.
+            # Send without holding the lock: an eager undo task calls this task before it returns.
             send(undo, result, f"undo {fields['id']}", link=link)
         except LockLost as exc:
             owed = Busy(str(exc))
@@ -109,16 +116,20 @@ def next_step(
     by: str,
     undone: str | None = None,
 ) -> tuple[str, dict[str, Any]] | None:
-    """Return the next step to undo, or ``None`` if all is undone or the workflow is not ours.
+    """Return name and fields of the next step to undo.
+
+    ``None`` = all steps are undone, the message does not own the workflow, the workflow has ended
+    without an exception, or a later run has entered it.
 
     Arguments:
-        by: ID of the task that began to take the workflow back, which the record keeps. It is the
-            same when that task is delivered again or redriven, so a process that was killed before
-            it had sent the first undoing task does no harm, and no second chain begins.
+        by: ID of the task that began to undo the workflow. The record keeps it, so no other task
+            undoes the same workflow. The ID stays the same when the task is delivered again or
+            redriven, so it can continue after its process was killed.
+        undone: name of the step that was just undone; ``None`` = no step yet.
 
     Raises:
         Busy: a run is in the workflow.
-        LockLost: the lease was over.
+        LockLost: the lease has ended.
     """
     with Lock(records, scope, lease=_LEASE_SECONDS):
         document = Document(records, "scope", scope)

@@ -1,4 +1,4 @@
-"""The task base classes, with guards, steps, locks and workflows on top of ``task``."""
+"""The public task base classes, which add guards, steps, locks and workflows to ``BackoffTask``."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from .workflow import Workflow
 
 
 class SQSBackoffTask(OnCommit, BackoffTask):
-    """A Celery task that fails well on Amazon SQS, with guards, steps, locks and idempotency keys.
+    """A Celery task that keeps its message when it fails, with guards, steps, locks and keys.
 
-    Guards, steps and locks are recorded in the store that ``app.conf.sqs_backoff["store"]`` names.
-    Without a ``scope`` the record belongs to this **message**, that is the task's name and the
-    Celery task ID, which stays the same when SQS delivers the message again, when the task is
-    retried, and when the message is redriven. Two messages that mean the same work have two IDs;
-    a shared record needs a ``scope`` that both name, such as ``"order:7"``.
+    Records of guards, steps and locks are in the store that ``app.conf.sqs_backoff["store"]``
+    names. Without a ``scope`` a record belongs to the **message**, that is to the task's name and
+    the Celery task ID. Both stay the same when SQS delivers the message again, when the task is
+    retried, and when the message is redriven. Two messages for the same work have two IDs. To share
+    a record, both must name the same ``scope``, such as ``"order:7"``.
 
     Options in addition to the ones of ``BackoffTask``:
 
-    * ``guard``: a ``Guard(key=..., window=...)``: at most one message per key and window gets to
+    * ``guard``: a ``Guard(key=..., window=...)`` that lets at most one message per key and window
       run. Default ``None``. Needs a store (``app.conf.sqs_backoff["store"]``).
     """
 
@@ -71,21 +71,23 @@ class SQSBackoffTask(OnCommit, BackoffTask):
         """Do a step unless it is recorded as done, and return its result.
 
         The result is recorded when ``fn(*args, **kwargs)`` has returned, and kept for 30 days. If
-        the process ends between the two, the next run does the step again: let ``fn`` pass
-        :meth:`idempotency_key` to the provider. Steps with an ``undo`` belong into a
+        the process ends after the call and before the record, the next run does the step again, so
+        let ``fn`` pass :meth:`idempotency_key` to the provider. For steps with an ``undo`` use a
         workflow.
 
         Arguments:
-            name: of the step, once per run: ``"charge"``, ``f"release {funding.pk}"``.
+            name: name of the step, unique in a run: ``"charge"``, ``f"release {funding.pk}"``.
             fn: returns JSON (dates, decimals and UUIDs included). Not async.
-            confirm: signature of the task that confirms it, sent once the step is recorded, with
-                the step's result as first argument, under the same task ID each time.
+            confirm: signature of a task that is sent after the step is recorded, with the step's
+                result as first argument. It has the same task ID each time. Default: no task.
             scope: owner of the step: text, an int or a UUID. Default: this message.
 
         Raises:
-            whatever ``fn`` raises. A step that certainly had no effect is forgotten.
-            NotDispatched: ``confirm`` could not be sent. Retried; the next run sends it.
-            StepNotRecorded: the step was done and not recorded. Not retried.
+            Exception: the exception that ``fn`` raised. If it says that the step had no effect,
+                the record of the step is removed.
+            NotDispatched: ``confirm`` could not be sent. The task is retried, and the next run
+                sends it.
+            StepNotRecorded: the step was done, but not recorded. The task is not retried.
             OtherInput: the step was begun with other arguments.
             StoreInTransaction: a Django transaction is open. The step has not begun.
             StoreUnavailable: the step has not begun. The task is retried.
@@ -105,14 +107,17 @@ class SQSBackoffTask(OnCommit, BackoffTask):
     ) -> Iterator[Lock]:
         """Let one run at a time enter ``with self.exclusive("account:7"):``, on all machines.
 
-        When another run holds the lock, or is in the workflow of that name, the task is retried:
-        take locks before you do anything that must not be done twice. The lock ends with the block,
-        or after ``lease`` (seconds or timedelta; default 300 s), unless the block calls its
-        ``renew()``.
+        If another run holds the lock, or is in the workflow of the same name, the task is retried.
+        So take locks before you do anything that must not be done twice. The lock ends with the
+        block, or after ``lease``. Call ``renew()`` of the lock in a block that takes longer.
+
+        Arguments:
+            key: name of the lock: text, an int or a UUID.
+            lease: seconds or timedelta above 0. Default 300 s.
 
         Raises:
-            Busy: (on entering) another run holds it.
-            HeldByItself: (on entering) this run holds it.
+            Busy: (on entering) another run holds the lock.
+            HeldByItself: (on entering) this run already holds the lock.
             StoreInTransaction: (on entering) a Django transaction is open.
         """
         state = current()
@@ -122,14 +127,19 @@ class SQSBackoffTask(OnCommit, BackoffTask):
 
     @contextmanager
     def guarded(self, key: object, *, window: float | timedelta) -> Iterator[None]:
-        """Guard a part of the task, or guard by a key that the task must look up first.
+        """Let one message per key and window run the block ``with self.guarded(...):``.
 
-        If the block fails before anything can have been processed, and no step of it was done,
-        another message may pass. The same message passes again, also after the block has ended
-        well. Outside a message it has no effect.
+        Use it to guard a part of the task, or if the task must look up the key first. If the block
+        fails with an exception which says that no work was processed, and no step in it was done,
+        another message may pass. The same message passes again, even after the block has
+        succeeded. Outside a message the method has no effect.
+
+        Arguments:
+            key: key of the guard: text, an int or a UUID.
+            window: seconds or timedelta above 0, from the first time the message passed.
 
         Raises:
-            Refused: (on entering) another message has passed. It ends the task, quietly.
+            Refused: (on entering) another message has passed. It ends the task without a failure.
         """
         seconds, text, state = seconds_kept("window", window), text_of("guard key", key), current()
         if state is None:
@@ -151,10 +161,10 @@ class SQSBackoffTask(OnCommit, BackoffTask):
         It needs no store.
 
         Arguments:
-            name: one per call that the task makes: text, an int or a UUID.
-            scope: owner of the call, likewise. Default: this message.
-            version: raise it when the provider has refused the request itself, and the input was
-                corrected. Never after a timeout: the first call may have worked.
+            name: name of the call, unique in the task: text, an int or a UUID.
+            scope: owner of the call: text, an int or a UUID. Default: this message.
+            version: default 1. Increase it after the provider has refused the request and the input
+                was corrected. Never increase it after a timeout, because the call may have worked.
 
         Raises:
             OutsideRun: no ``scope``, and the task is not running for a message.
@@ -162,7 +172,7 @@ class SQSBackoffTask(OnCommit, BackoffTask):
         return names.idempotency_key(namespace_of(self.app), self._scope(scope), name, version)
 
     def on_replace(self, sig: Signature) -> Any:
-        """Send the task that goes on for this one, as Celery does. It has the callbacks now."""
+        """Send the task that replaces this one, as Celery does. It gets this task's callbacks."""
         try:
             return super().on_replace(sig)
         except Ignore:
@@ -185,7 +195,7 @@ class SQSBackoffTask(OnCommit, BackoffTask):
 
 
 class WorkflowTask(SQSBackoffTask):
-    """A task that enters workflows. When its message is given up, their steps are taken back."""
+    """A task with workflows. When the worker gives its message up, their steps are undone."""
 
     abstract = True
     has_workflows = True
@@ -200,33 +210,35 @@ class WorkflowTask(SQSBackoffTask):
     ) -> Workflow:
         """Enter ``with self.workflow(f"order:{order_id}") as order:`` for steps under one lock.
 
-        ``order.step(...)`` does a step and renews the lock first; ``order.key("release")`` is an
-        idempotency key. The message that last began a step answers for the workflow: if that
-        message is given up, in whichever way, while the block has not ended well, each step's
-        ``undo`` task is sent, the last step's first, each after the one before it has ended well.
-        If its process was killed inside the block, that waits until the lease is over, because
-        a dead process looks like one in the middle of a step.
+        ``order.step(...)`` renews the lock and does a step. ``order.key("release")`` returns an
+        idempotency key. The message that last began a step owns the workflow. If the worker gives
+        that message up before a block has ended without an exception, each step's ``undo`` task is
+        sent, the last step's first. Each undo task is sent after the one before has succeeded. If
+        the process was killed inside the block, the first undo task is sent when the lease ends,
+        because until then the process may be in the middle of a step.
 
         Arguments:
-            scope: of the business object: text, an int or a UUID.
-            lease: seconds or timedelta above 0; longer than any one step takes, because each step
-                starts it again. A killed process holds the workflow until then. Default 300.
+            scope: name of the business object: text, an int or a UUID.
+            lease: seconds or timedelta above 0. Default 300. It must be longer than any one step,
+                because each step starts it again. A killed process holds the workflow until the
+                lease ends.
 
         Raises:
             Busy: (on entering) another run holds the lock of that name. The task is retried.
-            HeldByItself: (on entering) this run holds it: pass the workflow on instead.
-            Compensated: (on entering) the workflow's steps were taken back.
+            HeldByItself: (on entering) this run already holds the lock. Pass the workflow object
+                on instead.
+            Compensated: (on entering) the workflow's steps were undone.
             StoreInTransaction: (on entering) a Django transaction is open.
             ImproperlyConfigured: the store is shared, and records are not signed.
-            RuntimeError: the message that is running is of a task without workflows, so the
-                steps would never be taken back.
+            RuntimeError: the running message belongs to a task that is not based on
+                ``WorkflowTask``, so the steps would never be undone.
         """
         records, state = self._records, current()
         require_signed(self.app)
         if state is not None and not state.task.has_workflows:
             raise RuntimeError(
-                f"{state.task.name} is not based on WorkflowTask, so nobody would take the steps of"
-                f" the workflow {scope!r} back: base it on WorkflowTask"
+                f"{state.task.name} is not based on WorkflowTask, so the steps of the workflow"
+                f" {scope!r} would never be undone: base it on WorkflowTask"
             )
         return Workflow(
             records,

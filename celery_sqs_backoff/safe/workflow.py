@@ -1,4 +1,4 @@
-"""The steps of a business object, under its lock."""
+"""Do the steps of a workflow under the lock of its business object."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Workflow:
-    """The steps and keys that ``with self.workflow("order:7") as order:`` gives.
+    """The object ``order`` in ``with self.workflow("order:7") as order:``.
 
     Arguments:
         scope: name of the business object.
-        state: of the run that enters.
-        message: that has entered, ``None`` = a call outside any message.
-        namespace: of the idempotency keys.
+        state: facts about the run that enters.
+        message: digest of the message that enters; ``None`` = a call outside any message.
+        namespace: namespace of the idempotency keys.
         lease: seconds or timedelta; longer than any one step takes.
         is_certain: returns whether a step's exception says that it had no effect.
     """
@@ -71,19 +71,24 @@ class Workflow:
         """Renew the lock, do a step unless it is recorded as done, and return its result.
 
         Arguments:
-            name: of the step, once per workflow: ``"account"``, ``f"release {funding.pk}"``.
+            name: name of the step, unique in the workflow: ``"account"``,
+                ``f"release {funding.pk}"``.
             fn: is called with ``args`` and ``kwargs``. Returns JSON (dates, decimals and UUIDs
                 included).
-            undo: signature of the task that takes the step back when the message is given up. Its
-                first argument is the step's result, ``None`` if it is in doubt.
-            confirm: signature of the task that confirms the step, sent once that is recorded.
+            undo: signature of the task that undoes the step when the message is given up. Its
+                first argument is the step's result, or ``None`` if the step is in doubt. Default:
+                the step is not undone.
+            confirm: signature of a task that is sent after the step is recorded, with the step's
+                result as first argument. Default: no task.
 
         Raises:
-            whatever ``fn`` raises. A step that certainly had no effect is forgotten; any other is
-                in doubt until it is done.
+            Exception: the exception that ``fn`` raised. If it says that the step had no effect,
+                the record of the step is removed. Otherwise the step is in doubt until a run does
+                it.
             LockLost: another run may hold the lock. The step has not begun.
-            NotDispatched: ``confirm`` could not be sent. Retried; the next run sends it.
-            StepNotRecorded: the step was done and not recorded. Not retried.
+            NotDispatched: ``confirm`` could not be sent. The task is retried, and the next run
+                sends it.
+            StepNotRecorded: the step was done, but not recorded. The task is not retried.
             OtherInput: the step was begun with other arguments.
             RuntimeError: outside the ``with`` block.
         """
@@ -102,7 +107,7 @@ class Workflow:
             if self._message is not None:
                 _list_scope(self._records, self._message, self._scope, self._run)
             self._document.enter()
-        except BaseException:  # any: else the lock would be taken until its lease ends
+        except BaseException:  # free the lock, which would stay taken until its lease ends
             self._lock.release()
             raise
         self._is_inside = True
@@ -123,8 +128,9 @@ class Workflow:
 
 
 def _list_scope(records: Records, message: str, scope: str, run: str) -> None:
-    """List a workflow as one that the message has entered, for as long as its record lasts."""
-    # The run in it keeps the record of an earlier run from being taken for this one's.
+    """Record that the message has entered a workflow, so that the workflow can be undone."""
+    # The run's ID makes each record differ. Otherwise ``Records`` would take the record of an
+    # earlier run for the one that it has just written.
     mine = {"scopes": [scope], "run": run}
 
     def join(there: dict[str, Any]) -> dict[str, Any]:
