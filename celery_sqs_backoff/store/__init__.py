@@ -1,1 +1,1 @@
-"""Records that outlive a run, in a store that processes and machines share."""
+"""Keep records beyond the end of a run, in a store that processes and machines share."""

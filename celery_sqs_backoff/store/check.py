@@ -1,4 +1,4 @@
-"""Check at a worker's start whether its store can be used, and wait for one that is away."""
+"""Check at a worker's start whether its store can be used, and wait for a store that is down."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from .settings import (
 
 logger = get_logger(__name__)
 
-#: How long the check's record is there, should the process end before it has deleted it.
+#: The check's record expires after this time, in case the process ends before it deletes it.
 _CHECK_SECONDS = 60.0
 
-#: Between two looks at a store that is away when a worker starts.
+#: First and last pause between two checks of a store that is down when a worker starts.
 _FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 5.0, 300.0
 
 
 def check_offline(app: Any) -> None:
-    """Refuse settings that cannot work, without asking the store.
+    """Refuse settings that cannot work, without a request to the store.
 
     Raises:
-        ImproperlyConfigured: names the setting and the remedy.
+        ImproperlyConfigured: a setting is wrong. The text names the setting and the remedy.
     """
     if has_store(app):
         if any(getattr(task, "has_workflows", False) for task in app.tasks.values()):
@@ -56,25 +56,26 @@ def check_by_asking(app: Any) -> None:
     """Refuse a store that lacks a table or a right, or has a broken cipher.
 
     Raises:
-        ImproperlyConfigured: names the store's kind and the remedy, never its URL.
-        StoreUnavailable: the store does not answer, or takes no changes now.
+        ImproperlyConfigured: the store cannot work. The text names the remedy, but not the URL,
+            which may hold a password.
+        StoreUnavailable: the store does not answer, or accepts no writes now.
     """
     check_offline(app)
     if not has_store(app):
         return
     records = records_of(app)
-    try:  # Each of the four may need a right of its own.
+    try:  # Call all four methods, because each may need a permission of its own.
         new = records.add("check", uuid4().hex, {"state": "new"}, _CHECK_SECONDS)
         old = records.replace(new, {"state": "old"}, None) or new
         records.reread(old)
         records.delete(old)
     except StoreRefused as exc:
         raise ImproperlyConfigured(
-            f"sqs_backoff['store']: it refuses what runs ask of it ({exc}): correct its address, or"
-            " the rights of its user"
+            f"sqs_backoff['store']: the store refuses a call ({exc}): correct its address, or the"
+            " rights of its user"
         ) from exc
     except (RecordRejected, ValueError, TypeError, AttributeError) as exc:
-        # Steps would run and never be recorded.
+        # Report it at the start, because steps would run and never be recorded.
         raise ImproperlyConfigured(
             f"sqs_backoff['store']: its records cannot be written and read"
             f" ({error_site(exc.__cause__ or exc)}): correct the options of its address, or"
@@ -83,21 +84,20 @@ def check_by_asking(app: Any) -> None:
 
 
 def forgery_of(app: Any) -> str | None:
-    """Return why others can make records up, or ``None`` if they cannot."""
+    """Return why other users of the store can forge records, or ``None`` if they cannot."""
     if not is_store_shared(app) or is_signed(app):
         return None
     return (
-        "sqs_backoff['secret'] is missing: whoever can write to the store can make a step or a"
-        " guard's result up"
+        "sqs_backoff['secret'] is missing: any user who can write to the store can forge a step or"
+        " a guard's result"
     )
 
 
 def eviction_of(app: Any) -> str | None:
-    """Return why the store may drop records before their end.
-
-    ``None`` = it does not, as far as is known.
+    """Return why the store may drop records before they expire.
 
     If the record of a guard, a lock or a step is dropped, a second run does the work again.
+    ``None`` = the store has no such setting, or does not say.
 
     Raises:
         ImproperlyConfigured: the app's store is invalid.
@@ -106,7 +106,7 @@ def eviction_of(app: Any) -> str | None:
     return store.evicts() if isinstance(store, RedisStore) else None
 
 
-#: Kept, because Python would end an unreferenced pool, and wait for its threads.
+#: References to pools. Python closes an unreferenced pool and waits for its threads.
 _FORGOTTEN: list[Any] = []
 
 
@@ -117,7 +117,8 @@ class WrongStore(ImproperlyConfigured, click.ClickException):  # type: ignore[mi
 class StoreStep(bootsteps.Step):  # type: ignore[misc]  # Celery is not typed
     """Checks the store when a worker starts. Runs in the main process.
 
-    A wrong store ends the worker. A store that is away does not: a thread waits for it.
+    Wrong settings end the worker. If the store is down, a thread waits for it, and the worker goes
+    on.
     """
 
     def create(self, worker: Any) -> None:
@@ -136,7 +137,7 @@ class StoreStep(bootsteps.Step):  # type: ignore[misc]  # Celery is not typed
 
 
 def _wait_for_store(app: Any, why: Exception) -> None:
-    """Log that the store is away, with growing pauses, until it answers."""
+    """Check the store, with growing pauses, until it answers. Log each failure and the recovery."""
     pause = _FIRST_PAUSE_SECONDS
     while True:
         logger.error("sqs_backoff.store_away: %s. Tasks that need the store are retried", why)
@@ -172,9 +173,9 @@ def _warn(app: Any) -> None:
 def _forget_pools() -> None:
     """Forget the parent's database pools (``OPTIONS["pool"]``) in a process that has been forked.
 
-    Those of the main process may be open then. Their threads have stayed there, and so have their
-    connections, which two processes must not share. It comes first in that process, because Celery
-    closes pools next (celery/fixups/django.py), which would end the main process's connections.
+    The main process may have pools open when it forks. The new process has no threads of these
+    pools, and must not share their connections. Call this first in the new process: Celery closes
+    the pools next (celery/fixups/django.py), which would end the connections of the main process.
     """
     backend = sys.modules.get("django.db.backends.postgresql.base")
     pools = getattr(getattr(backend, "DatabaseWrapper", None), "_connection_pools", None)

@@ -1,4 +1,4 @@
-"""Django's connections of a thread, and whether a transaction is open on one."""
+"""Find and close Django's database connections of a thread, and refuse open transactions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ T = TypeVar("T")
 
 
 def refuse_open_transaction(what: str, *, why: str) -> None:
-    """Refuse an open transaction, because its end and a record's would not go together.
+    """Refuse an open transaction, because a rollback would undo the work or the record alone.
+
+    Arguments:
+        what: start of the error's text, such as ``"No lock is taken"``.
+        why: end of the error's text, with the reason and the remedy.
 
     Raises:
         StoreInTransaction: a Django transaction is open in this thread.
@@ -20,7 +24,7 @@ def refuse_open_transaction(what: str, *, why: str) -> None:
     for connection in open_connections():
         if is_in_transaction(connection):
             there = f"inside a transaction of the database alias {connection.alias!r}"
-            if not connection.in_atomic_block:  # Django's next statement begins one
+            if not connection.in_atomic_block:  # the next statement begins a transaction
                 there = f"while autocommit is off for the database alias {connection.alias!r}"
             raise StoreInTransaction(f"{what} {there}: {why}")
 
@@ -36,17 +40,18 @@ def is_in_transaction(connection: Any) -> bool:
 
 
 def close(connection: Any) -> None:
-    """Close a connection, and the pool that it would go back to (``OPTIONS["pool"]``)."""
+    """Close a connection and its pool (``OPTIONS["pool"]``), if it has one."""
     connection.close()
     if hasattr(connection, "close_pool"):
         connection.close_pool()
 
 
 def ask_and_close(ask: Callable[[], T]) -> T:
-    """Return the result of ``ask``, and close the connections of Django that it has opened.
+    """Return the result of ``ask``, and close the Django connections that ``ask`` opened.
 
-    A process that is forked later would share them, and read another process's answers. After a
-    fork Celery drops them, but only if ``DJANGO_SETTINGS_MODULE`` was set when the app was made.
+    A process that is forked later would share them, and could read answers to another process.
+    Celery drops connections after a fork only if ``DJANGO_SETTINGS_MODULE`` was set when the app
+    was made.
     """
     before = list(open_connections())
     try:

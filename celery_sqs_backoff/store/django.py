@@ -1,8 +1,8 @@
-"""Records in a table of a Django project. The database's clock decides when one ends.
+"""Keep records in a table of a Django project. The database's clock decides when a record ends.
 
-(SQLite uses the machine's, on which all its users are.) Each change is one statement in autocommit,
-so it is committed when it returns. ``manage.py sqs_backoff_clear_expired`` removes ended records.
-Run it daily.
+SQLite uses the clock of the machine that all its users share. Each change is one statement in
+autocommit, so it is committed when it returns. Run ``manage.py sqs_backoff_clear_expired`` daily to
+delete ended records.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from celery.exceptions import ImproperlyConfigured
 from .connections import close, is_in_transaction
 from .errors import StoreInTransaction, StoreRefused, StoreUnavailable
 
-#: How often add() tries, when the record that was in its way is gone when it looks at it.
+#: Tries of ``add()``. It tries again if the existing record has ended before it could be read.
 _ADDS = 100
 
-#: How often a statement is made. Each but the first is made on a new connection.
+#: Tries of one statement. Each try after the first uses a new connection.
 _TRIES = 5
 
-#: Refusals of a connection: numbers of MySQL's, texts of PostgreSQL's and SQLite's.
+#: Errors by which a database refuses a user: codes of MySQL, and texts of PostgreSQL and SQLite.
 _REFUSALS = {1044, 1045, 1049, 1142}
 _REFUSAL_TEXTS = ("authentication failed", "does not exist", "no such table")
 
@@ -36,16 +36,16 @@ T = TypeVar("T")
 class DjangoStore:
     """Records in the table of the app ``celery_sqs_backoff.contrib.django``.
 
-    Keys and values are compared by their hashes: collations of MySQL and MariaDB ignore case,
-    accents or trailing spaces, and would confuse two of them.
+    Keys and values are compared by their hashes, because collations of MySQL and MariaDB ignore
+    case, accents or trailing spaces.
 
     Arguments:
         using: alias of the database in ``DATABASES``.
 
     Raises:
-        StoreInTransaction: (its methods) the alias is inside a transaction. Its rollback would
-            take the record with it. The transaction around each test of Django's ``TestCase`` does
-            not count.
+        StoreInTransaction: (its methods) the alias is inside a transaction, whose rollback would
+            undo the change of the record. The transaction around each test of Django's
+            ``TestCase`` does not count.
     """
 
     def __init__(self, using: str = "default") -> None:
@@ -70,19 +70,19 @@ class DjangoStore:
             end = {} if ttl is None else {"expires_at": now + timedelta(seconds=ttl)}
             return _present(records, now, key, old).update(**_value(new), **end)
 
-        # MySQL counts changed rows, not found ones, and old and new may be the same.
+        # MySQL returns the number of changed rows. It is 0 if ``old`` and ``new`` are the same.
         return bool(self._ask(replace)) or (old == new and self.get(key) == old)
 
     def delete(self, key: str, old: str) -> bool:
         def delete(records: Any, now: Any) -> Any:
-            # Not delete(): with a receiver of pre_delete in the project it would first select, and
-            # then delete by key alone.
+            # delete() would not be atomic: if the project has a receiver of pre_delete, it selects
+            # first, and then deletes by key alone.
             return _present(records, now, key, old)._raw_delete(self._using)
 
         return bool(self._ask(delete))
 
     def remove_expired(self) -> int:
-        """Delete the records that have ended, and return how many there were."""
+        """Delete the records that have ended, and return their number."""
         return self._ask(
             lambda records, now: int(records.filter(expires_at__lte=now)._raw_delete(self._using))
         )
@@ -91,7 +91,7 @@ class DjangoStore:
         """Refuse an app or an alias that is missing from the settings, without a query.
 
         Raises:
-            ImproperlyConfigured: says which, and names the remedy.
+            ImproperlyConfigured: a setting is missing. The text names the remedy.
         """
         from django.apps import apps  # type: ignore[import-untyped]
         from django.conf import settings  # type: ignore[import-untyped]
@@ -114,7 +114,7 @@ class DjangoStore:
         if records.filter(key=at, expires_at__lte=now).update(**new, expires_at=now + ttl):
             return True
         is_in_test = connections[self._using].in_atomic_block  # see _ask
-        # Keeps the test's transaction usable.
+        # An error outside this inner block would make the test's transaction unusable.
         atomic = transaction.atomic(using=self._using) if is_in_test else nullcontext()
         try:
             with atomic:
@@ -124,11 +124,12 @@ class DjangoStore:
         return True
 
     def _ask(self, statement: Callable[[Any, Any], T]) -> T:
-        """Make a statement, given the table and the database's clock.
+        """Run a statement, which gets the table and the database's clock.
 
-        It is made again where the database has taken it back because of another, and where its
-        connection is of no use: that was idle for too long, the server was restarted, or only reads
-        since a failover. Made again, it may have taken effect before: see ``Store``.
+        Try again if the database has rolled the statement back because of a concurrent one. Try
+        again, too, if the connection is unusable: it was idle for too long, the server was
+        restarted, or the server has become a read-only replica. The first try may then have taken
+        effect: see ``Store``.
         """
         from django.db import DatabaseError, InterfaceError, connections
 
@@ -137,7 +138,7 @@ class DjangoStore:
         connection = connections[self._using]
         for tries_left in reversed(range(_TRIES)):
             try:
-                if is_in_transaction(connection):  # Connects: a server that is away is asked once.
+                if is_in_transaction(connection):  # this connects; a server that is down fails here
                     raise StoreInTransaction(
                         f"the store's database alias {self._using!r} is inside a transaction, whose"
                         " rollback would take back what is recorded: leave the atomic block first,"
@@ -157,7 +158,7 @@ class DjangoStore:
 
 
 def _is_refused(exc: Exception) -> bool:
-    """Tell a database that refuses (no right, table or password) from one that is away."""
+    """Return whether the database refuses the user (right, table or password), and is not down."""
     from django.db import ProgrammingError
 
     is_known = not _REFUSALS.isdisjoint(exc.args[:1])
@@ -166,13 +167,13 @@ def _is_refused(exc: Exception) -> bool:
 
 
 def _present(records: Any, now: Any, key: str, value: str | None = None) -> Any:
-    """Return the query for a record that has not ended, and has the value if one is given."""
+    """Return the query for a record that has not ended. A given ``value`` must match."""
     there = records.filter(key=_key(key), expires_at__gt=now)
     return there if value is None else there.filter(digest=_digest(value))
 
 
 def _key(key: str) -> str:
-    """Return the key's kind, for operators who read the table, and its hash."""
+    """Return the hash of a key, with its kind in front for operators who read the table."""
     return f"{key.partition(':')[0][:20]}:{_digest(key)}"
 
 

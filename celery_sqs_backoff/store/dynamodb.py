@@ -1,10 +1,10 @@
-"""Records in a DynamoDB table, where each change is one conditional write.
+"""Keep records in a DynamoDB table. Each change is one conditional write.
 
-DynamoDB has no clock that a condition could ask, so the caller's decides when a record ends. A
-record is taken over only ``clock_skew_seconds`` after that: as long as clocks differ by less,
-no lease is lost early. DynamoDB's own TTL removes expired items within days
-(https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/TTL.html), so it is never relied
-on; every condition looks at the end itself.
+A condition in DynamoDB cannot use a clock of the server, so the caller's clock decides when a
+record ends. Another caller may replace the record only ``clock_skew_seconds`` after its end. So no
+lease ends early while the clocks differ by less than that. DynamoDB's own TTL removes expired items
+only within days (https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/TTL.html).
+Therefore every condition compares the end itself.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class DynamoDBStore:
     ``dynamodb:GetItem``, ``PutItem``, ``UpdateItem``, ``DeleteItem`` on the table.
 
     Arguments:
-        table: its name.
-        region, endpoint_url: as for boto3; ``None`` = boto3's own.
-        clock_skew_seconds: by how much the workers' clocks may differ, from 0 up.
+        table: name of the table.
+        region, endpoint_url: as for boto3; ``None`` = boto3's default.
+        clock_skew_seconds: seconds by which the workers' clocks may differ, from 0 up.
 
     Raises:
         ValueError: an argument is invalid.
@@ -54,7 +54,7 @@ class DynamoDBStore:
         if not table or not 0 <= self._skew < math.inf:
             raise ValueError("expected a table's name, and clock_skew_seconds of 0 or more")
         config = Config(connect_timeout=5, read_timeout=5, retries={"total_max_attempts": 3})
-        # A session of its own: boto3's default session is not for use by several threads.
+        # Use a new session, because boto3's default session is not safe for threads.
         session: Any = boto3.Session(region_name=region)
         self._client = session.client("dynamodb", endpoint_url=endpoint_url, config=config)
 
@@ -97,7 +97,7 @@ class DynamoDBStore:
         )[0]
 
     def _ask(self, operation: str, **arguments: Any) -> tuple[bool, dict[str, Any]]:
-        """Return whether the call's condition held, and the item as far as the answer has it."""
+        """Return whether the call's condition held, and the item in the answer (may be empty)."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -108,11 +108,11 @@ class DynamoDBStore:
                 return False, dict(exc.response.get("Item", {}))  # type: ignore[call-overload]
             kind = StoreRefused if code in _REFUSALS else StoreUnavailable
             raise kind(f"DynamoDB: {code}") from exc
-        except (BotoCoreError, RuntimeError) as exc:  # botocore's for credentials that stay expired
+        except (BotoCoreError, RuntimeError) as exc:  # RuntimeError: credentials stay expired
             raise StoreUnavailable(f"DynamoDB: {type(exc).__name__}") from exc
         return True, answer.get("Item", {})
 
-    # TTL wants whole seconds. Rounded so that no record ends before its time.
+    # DynamoDB's TTL needs whole seconds. Round up, so that no record ends early.
 
     def _now(self) -> dict[str, str]:
         return {"N": str(math.floor(time.time()))}

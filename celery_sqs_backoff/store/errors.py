@@ -1,4 +1,4 @@
-"""Errors of a store, and the two classes that every error about a safe retry derives from.
+"""Errors of a store, and the base classes of all errors of ``celery_sqs_backoff.safe``.
 
 ``safe.errors`` shows the whole tree.
 """
@@ -9,7 +9,7 @@ from ..retry.outcomes import ExplicitOutcome, Outcome, Verdict
 
 
 class SafeError(ExplicitOutcome):
-    """Base of all errors of ``celery_sqs_backoff.safe``: UNKNOWN, and not retried."""
+    """Base class of all errors of ``celery_sqs_backoff.safe``. UNKNOWN, and not retried."""
 
     @property
     def verdict(self) -> Verdict:
@@ -22,7 +22,7 @@ class TryLater(SafeError):
 
     @property
     def verdict(self) -> Verdict:
-        """UNKNOWN, but safe to repeat, so retried without undo."""
+        """UNKNOWN, but safe to repeat, so the task is retried without undo."""
         return Verdict(Outcome.UNKNOWN, safe_to_repeat=True)
 
 
@@ -31,16 +31,17 @@ class StoreUnavailable(TryLater):
 
 
 class StoreRefused(StoreUnavailable):
-    """The store refuses the call, for the lack of a right, a table or a database.
+    """The store refuses the call, because a permission, a table or a database is missing.
 
-    Waiting does not help. A worker that is told so at its start ends; one that is running retries.
+    Waiting does not help. If this happens at a worker's start, the worker ends. In a running
+    worker, the task is retried.
     """
 
 
 class StoreInTransaction(SafeError):
-    """A Django transaction is open, and its rollback would part a record from its work.
+    """A Django transaction is open. Its rollback would undo the work or the record, but not both.
 
-    And a lock would end before what its holder has written is committed.
+    A lock would also end before its holder's writes are committed.
     """
 
 

@@ -1,4 +1,4 @@
-"""Records in this process alone, for tests and for pools in one process."""
+"""Keep records in the memory of one process, for tests and for pools in one process."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import threading
 import time
 from collections.abc import Callable
 
-#: Expired records are looked for when this many have been added since the last time.
+#: The store deletes expired records each time that this number of records was added.
 _SWEEP_EVERY = 1000
 
 
 class MemoryStore:
-    """A dict with a lock. Lost with its process, and not shared with any other.
+    """A dict with a lock. Its records end with the process, and no other process sees them.
 
     Arguments:
-        clock: seconds; the machine's monotonic clock unless a test says otherwise.
+        clock: returns seconds. Default: the machine's monotonic clock.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:

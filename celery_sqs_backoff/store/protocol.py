@@ -1,6 +1,6 @@
 """The four atomic methods that every store has.
 
-Guards, steps, workflows, locks, keys and agreed rates are built above these.
+Guards, steps, workflows, locks, keys and rates that workers agree on use only these methods.
 """
 
 from __future__ import annotations
@@ -10,40 +10,40 @@ from typing import Protocol, runtime_checkable
 
 from ..retry.policies import to_seconds
 
-#: How long records are kept that have no window or lease of their own: 30 days. SQS keeps a
-#: message for 14 days at the most, and the dead-letter queue after it as long again.
+#: Seconds for which a record without a window or lease is kept: 30 days. SQS keeps a message for
+#: at most 14 days in its queue, and for another 14 days in the dead-letter queue.
 KEEP_SECONDS = 30 * 24 * 3600.0
 
-#: Longest time for which a record may be kept, in days: every store can add it to its clock.
+#: Longest time for which a record may be kept, in days. A longer time could overflow a timestamp.
 _MAX_DAYS = 36_500
 
 
 @runtime_checkable
 class Store(Protocol):
-    """Records, text by key, each with an end. All four are atomic, and durable when they return.
+    """Keeps records: a text for each key, with a time at which the record ends.
 
-    ``ttl`` is seconds above 0. After its end a record is not there, for any of them. Keys and
-    values are compared exactly: case, accents and trailing spaces count.
+    All four methods are atomic, and their changes are durable when they return. ``ttl`` is seconds
+    above 0. When it is over, every method treats the record as missing. Keys and values are
+    compared exactly, including case, accents and trailing spaces.
 
     Raises:
-        errors.StoreUnavailable: the store did not answer. The call may have taken effect all the
-            same.
+        errors.StoreUnavailable: the store did not answer. The call may still have taken effect.
     """
 
     def add(self, key: str, value: str, ttl: float) -> str | None:
-        """Create the record and return ``None``, or return the value that is there."""
+        """Create the record and return ``None``. If it exists, return its value instead."""
 
     def get(self, key: str) -> str | None:
-        """Return the value, or ``None``."""
+        """Return the record's value, or ``None`` if there is no record."""
 
     def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
-        """Put ``new`` in place of ``old``, and return whether ``old`` was there.
+        """Replace the value ``old`` by ``new``. Return False if the record had another value.
 
-        The record gets a new end; ``ttl=None`` keeps the one that it has.
+        The record ends ``ttl`` seconds from now. ``ttl=None`` keeps its end.
         """
 
     def delete(self, key: str, old: str) -> bool:
-        """Delete the record if its value is ``old``, and return whether it was."""
+        """Delete the record if its value is ``old``, and return whether it was deleted."""
 
 
 def seconds_kept(name: str, value: float | timedelta) -> float:
@@ -54,8 +54,8 @@ def seconds_kept(name: str, value: float | timedelta) -> float:
         value: seconds or timedelta, up to 100 years.
 
     Raises:
-        TypeError: it is no number and no timedelta.
-        ValueError: it is 0 or less, or too long.
+        TypeError: the value is neither a number nor a timedelta.
+        ValueError: the value is 0 or less, or too long.
     """
     seconds = to_seconds(name, value, may_be_zero=False)
     if seconds > timedelta(days=_MAX_DAYS).total_seconds():

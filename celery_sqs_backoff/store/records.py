@@ -1,9 +1,9 @@
-"""Records of one project, as JSON, in a store that others may read, share or write.
+"""Read and write the records of one project, as JSON, in a store that other projects may share.
 
-Keys carry the project's namespace and are hashed, so another environment on the same store or a
-database's collation cannot mix them up. Values are encrypted if the project has a cipher. They are
-signed together with their key: a record that this project did not write, or that was moved to
-another key, is rejected. A record is replaced or deleted only if it is still as it was read.
+A key in the store is a hash that includes the project's namespace, so two environments on one store
+have different keys. Values are encrypted if the project has a cipher. If it has a secret, each
+value is signed together with its key, and a record that another project wrote, or that was moved to
+another key, is rejected. A record is replaced or deleted only if it is unchanged since it was read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .protocol import KEEP_SECONDS, Store
 
 _ENCRYPTED = "e1:"
 
-#: Others write the record at the same time: how often to try again.
+#: Tries of ``update`` when other runs write the same record at the same time.
 _TRIES = 10
 
 Change = Callable[[dict[str, Any]], Mapping[str, Any] | None]
@@ -32,7 +32,7 @@ Change = Callable[[dict[str, Any]], Mapping[str, Any] | None]
 class Record:
     """A record after a read or a write.
 
-    ``raw`` is its text in the store. ``is_new``: this call has created it.
+    ``raw`` is its text in the store. ``is_new``: whether this call has created the record.
     """
 
     key: str
@@ -45,11 +45,12 @@ class Records:
     """The project's records, by kind and name.
 
     Arguments:
-        store: where the records are.
-        namespace: what sets this project apart from all others on the same store.
-        secrets: keys for HMAC-SHA256. The first signs, all of them verify, so a secret can be
-            changed. None = records are not signed.
-        cipher: a ``cryptography.fernet.Fernet``, or anything with its ``encrypt`` and ``decrypt``.
+        store: the store that keeps the records.
+        namespace: name that distinguishes this project from others on the same store.
+        secrets: keys for HMAC-SHA256. The first signs and all of them verify, so that a secret can
+            be changed. An empty list = records are not signed.
+        cipher: a ``cryptography.fernet.Fernet``, or an object with the same ``encrypt`` and
+            ``decrypt``. ``None`` = records are not encrypted.
 
     Raises:
         RecordRejected: (its methods) this project did not write the record, or cannot decrypt it.
@@ -74,7 +75,7 @@ class Records:
         return self._read(record.key)
 
     def add(self, kind: str, name: str, fields: dict[str, Any], ttl: float) -> Record:
-        """Create the record, or return the one that is there."""
+        """Create the record, or return the existing record."""
         key = self.key(kind, name)
         raw = self._seal(key, fields)
         there = self.store.add(key, raw, ttl)
@@ -85,9 +86,15 @@ class Records:
     def replace(
         self, old: Record, fields: dict[str, Any], ttl: float | None = KEEP_SECONDS
     ) -> Record | None:
-        """Return the new record, or ``None`` if it has changed since it was read.
+        """Replace a record, and return the new one, or ``None`` if the record has changed.
 
-        If the store says so, look a second time, because a client library may send a call twice.
+        If the store reports a change, read the record again. A client library may have sent the
+        call twice, so that the change is our own.
+
+        Arguments:
+            old: the record as it was read.
+            fields: the new fields.
+            ttl: seconds from now until the record ends; ``None`` keeps its end. Default 30 days.
         """
         raw = self._seal(old.key, fields)
         is_done = self.store.replace(old.key, old.raw, raw, ttl) or self.store.get(old.key) == raw
@@ -106,11 +113,14 @@ class Records:
         """Create the record, or write the fields that ``change`` returns for the old ones.
 
         Arguments:
-            change: may return ``None`` to write no change.
-            keeps_end: whether a changed record keeps its end.
+            new: fields of a record that is created.
+            ttl: seconds until the record ends.
+            change: gets the old fields. It returns the new ones, or ``None`` to leave the record
+                unchanged. It may be called again if another run writes at the same time.
+            keeps_end: whether a changed record keeps its end, instead of ending after ``ttl``.
 
         Raises:
-            StoreUnavailable: other runs were faster each time.
+            StoreUnavailable: other runs wrote the record first at each of ten tries.
         """
         for _ in range(_TRIES):
             there = self.add(kind, name, new, ttl)
@@ -127,12 +137,12 @@ class Records:
         return self.store.delete(record.key, record.raw)
 
     def discard(self, key: str) -> bool:
-        """Delete a record that anybody may have written, and return whether there was one."""
+        """Delete a record without checking its signature, and return whether there was one."""
         there = self.store.get(key)
         return there is not None and self.store.delete(key, there)
 
     def key(self, kind: str, name: str) -> str:
-        """Return the key of a record in the store: its kind, and a hash."""
+        """Return the key of a record in the store, made of its kind and a hash."""
         return f"{kind}:{self._hash(name)}"
 
     def digest(self, *parts: str) -> str:
@@ -140,7 +150,7 @@ class Records:
         return self._hash(*parts)[:32]
 
     def _hash(self, *parts: str) -> str:
-        # As JSON, so that ("a:b", "c") and ("a", "b:c") differ, and half a surrogate pair is text.
+        # JSON makes ("a:b", "c") and ("a", "b:c") differ, and can encode half a surrogate pair.
         return sha256(json.dumps([self._namespace, *parts]).encode()).hexdigest()
 
     def _read(self, key: str) -> Record | None:
@@ -157,7 +167,7 @@ class Records:
         """Return the text behind each possible signature. The first is the one to write."""
         if not self._secrets:
             return [f"s0::{text}"]
-        message = f"{key} {text}".encode()  # a key has no space
+        message = f"{key} {text}".encode()  # unambiguous, because a key has no space
         return [f"s1:{hmac.new(s, message, sha256).hexdigest()}:{text}" for s in self._secrets]
 
     def _open(self, key: str, raw: str) -> Record:
@@ -165,19 +175,19 @@ class Records:
         signed = self._signed(key, text)
         if not any(hmac.compare_digest(raw.encode(), each.encode()) for each in signed):
             raise RecordRejected(
-                "a record is not signed by this project: somebody else has written it, or the old"
-                " secret was dropped from sqs_backoff['secret'] too early"
+                "a record is not signed by this project: another project has written it, or the old"
+                " secret was removed from sqs_backoff['secret'] too early"
             )
         try:
-            if text.startswith(_ENCRYPTED):  # without a cipher this fails too
+            if text.startswith(_ENCRYPTED):  # also fails here if the project has no cipher
                 token = text.removeprefix(_ENCRYPTED).encode()
                 text = self._cipher.decrypt(token).decode()
             fields = loads(text)
             if not isinstance(fields, dict):
                 raise TypeError("no fields")
-        except Exception as exc:  # whatever the cipher or JSON raises
+        except Exception as exc:  # the cipher or JSON may raise any exception
             raise RecordRejected(
-                "a record cannot be read: somebody else has written it, or sqs_backoff['encrypt']"
+                "a record cannot be read: another project has written it, or sqs_backoff['encrypt']"
                 " was changed without keeping the old key (MultiFernet keeps both)"
             ) from exc
         return Record(key, raw, fields)

@@ -1,9 +1,8 @@
-"""Records in Redis. Its clock decides when one ends, and it removes the record then.
+"""Keep records in Redis. The server's clock decides when a record ends, and the server deletes it.
 
-The server must keep all records: with another ``maxmemory-policy`` than ``noeviction``, or
-without persistence, a record may be gone before its time. (``volatile-*`` is no better: each record
-has an end.)
-A replica that takes over may miss the last records too: Redis replicates asynchronously
+A record may be lost early if the server's ``maxmemory-policy`` is not ``noeviction``, or if the
+server has no persistence. (``volatile-*`` policies do not help, because each record has an end.) A
+replica that takes over may also lack the last records, because Redis replicates asynchronously
 (https://redis.io/docs/latest/operate/oss_and_stack/management/replication/).
 """
 
@@ -13,13 +12,13 @@ from typing import Any
 
 from .errors import RecordRejected, StoreRefused, StoreUnavailable
 
-#: Names of ours among whatever else the database holds.
+#: Prefix of all keys of this package, because the database may hold other keys, too.
 _PREFIX = "celery-sqs-backoff:"
 
 _TIMEOUT_SECONDS = 5.0
 
 _GET = "return redis.call('GET', KEYS[1])"
-# Not SET with NX and GET: a full server refuses that for a record that is there.
+# SET with NX and GET would do the same, but a full server refuses it even for an existing record.
 _ADD = """
 local value = redis.call('GET', KEYS[1])
 if value then return value end
@@ -38,15 +37,14 @@ return redis.call('DEL', KEYS[1])
 
 
 class RedisStore:
-    """Records in one Redis database, each change one script. Redis 7 or later.
+    """Keeps records in one Redis database. Each change is one script. Needs Redis 7 or later.
 
     Arguments:
-        url: as for ``redis.Redis.from_url``: ``redis://``, ``rediss://`` (TLS) or ``unix://``.
-            Options in its query, such as ``?socket_timeout=2`` (seconds; default 5), are
-            redis-py's.
+        url: as for ``redis.Redis.from_url``: ``redis://``, ``rediss://`` (TLS) or ``unix://``. Its
+            query takes options of redis-py, such as ``?socket_timeout=2`` (seconds; default 5).
 
     Raises:
-        ValueError, TypeError, LookupError: redis-py does not take the URL or an option of it.
+        ValueError, TypeError, LookupError: redis-py refuses the URL or an option in it.
     """
 
     def __init__(self, url: str) -> None:
@@ -54,9 +52,9 @@ class RedisStore:
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
-        # A new connection helps if the old one was idle for too long. Or if the server has become
-        # a replica: the address may lead to the one that took over. The second call may find that
-        # the first one took effect: see ``Store``.
+        # A new connection helps if the old one was idle for too long, or if the server has become a
+        # replica and the address leads to the new primary. The first call may have taken effect
+        # before the second: see ``Store``.
         gone = (exceptions.ConnectionError, exceptions.ReadOnlyError)
         self._redis: Any = Redis.from_url(
             url,
@@ -68,16 +66,16 @@ class RedisStore:
         )
         pool = self._redis.connection_pool
         try:
-            pool.connection_class(**pool.connection_kwargs)  # not connected: checks the options
+            pool.connection_class(**pool.connection_kwargs)  # checks the options, does not connect
             "text".encode(pool.connection_kwargs.get("encoding", "utf-8"))
         except exceptions.RedisError:
             raise ValueError("an option of the URL is invalid") from None
 
     def evicts(self) -> str | None:
-        """Return the setting by which the server drops records before their end, if there is one.
+        """Return the setting by which the server may drop records before their end.
 
-        ``None`` too if it does not say: it is away, or the user may not ask. (``CONFIG GET`` would
-        say it too, but managed servers refuse that.)
+        ``None`` = there is no such setting, the server is down, or the user may not call ``INFO``.
+        (``CONFIG GET`` has the setting, too, but managed servers refuse that command.)
         """
         from redis.exceptions import RedisError
 
@@ -115,12 +113,14 @@ class RedisStore:
             refusals = (exceptions.AuthenticationError, exceptions.AuthorizationError)
             passes = (exceptions.ReadOnlyError, exceptions.OutOfMemoryError)
             is_refused = isinstance(exc, exceptions.ResponseError) and not isinstance(exc, passes)
-            if str(exc).startswith("BUSY"):  # another client's script runs for long
+            if str(exc).startswith("BUSY"):  # a script of another client has run for too long
                 is_refused = False
             kind = StoreRefused if is_refused or isinstance(exc, refusals) else StoreUnavailable
             raise kind(f"Redis: {type(exc).__name__}") from exc
         except UnicodeDecodeError:
-            raise RecordRejected("A record in the store is not text: it is not ours") from None
+            raise RecordRejected(
+                "a record in the store is not text: another program wrote it"
+            ) from None
 
 
 def _end(seconds: float) -> tuple[str, int]:

@@ -1,11 +1,11 @@
-"""Open the store that ``app.conf.sqs_backoff`` names, once per process, and its records.
+"""Open the store that ``app.conf.sqs_backoff`` names, once per process, and the app's records.
 
 =============  =================================================================================
 ``store``      a URL or an object; guards, steps, locks and workflows need it
-``namespace``  text; default: the Celery app's name. It keeps projects apart on one store
+``namespace``  text; default: the Celery app's name. It separates projects on one store
 ``secret``     text, or a list of texts of which the first signs; in Django the default is
                ``SECRET_KEY`` with ``SECRET_KEY_FALLBACKS``
-``encrypt``    a ``Fernet`` or the like, for records; by default not encrypted
+``encrypt``    a ``Fernet`` or a similar object that encrypts records; default: not encrypted
 =============  =================================================================================
 """
 
@@ -26,16 +26,18 @@ from .protocol import Store
 from .records import Records
 
 _lock = threading.Lock()
-#: By process too: clients and their connections do not survive a fork.
+#: Open stores by process ID and URL, because clients and connections do not survive a fork.
 _opened: dict[tuple[int, str], Store] = {}
 
 
 def open_store(named: object) -> Store:
-    """Return the store of a URL, or the given store. It connects at its first call.
+    """Return the store for a URL, or ``named`` itself if it is a store.
+
+    The store connects at its first call.
 
     Raises:
-        ImproperlyConfigured: the URL is invalid, or its library is not installed. The text
-            does not show the URL, which may hold a password.
+        ImproperlyConfigured: the URL is invalid, or the library that it needs is not installed. The
+            text does not show the URL, which may hold a password.
     """
     if isinstance(named, Store):
         return named
@@ -54,7 +56,7 @@ def _open(kind: str, url: str) -> Store:
         if url != "django" and not url.startswith(f"{kind}://"):
             raise ValueError
         return make(url, urlsplit(url))
-    except (ValueError, TypeError, LookupError):  # A library's error may quote the URL.
+    except (ValueError, TypeError, LookupError):  # do not chain: the error may quote the URL
         raise ImproperlyConfigured(f"store: invalid {kind} URL: expected {form}") from None
     except BotoCoreError as exc:  # such as a missing Region
         why = f"no client could be made ({type(exc).__name__})"
@@ -66,7 +68,7 @@ def _open(kind: str, url: str) -> Store:
         ) from exc
 
 
-# Each maker raises ValueError or TypeError for a URL that its library would misread.
+# Each of these functions raises ValueError or TypeError for a URL that its library would misread.
 
 
 def _redis(url: str, parts: SplitResult) -> Store:
@@ -129,7 +131,9 @@ def require_store(app: Any) -> None:
 
 
 def require_signed(app: Any) -> None:
-    """Refuse an app without a store for workflows, or with one that others could write to.
+    """Refuse an app without a store, or with a shared store whose records are not signed.
+
+    Workflows need signed records, because a record names the task that undoes a step.
 
     Raises:
         ImproperlyConfigured: there is no store, or it is shared and its records are not signed.
@@ -137,13 +141,13 @@ def require_signed(app: Any) -> None:
     require_store(app)
     if is_store_shared(app) and not is_signed(app):
         raise ImproperlyConfigured(
-            "A workflow on a shared store needs signed records, because they say which task takes a"
-            " step back: set sqs_backoff['secret'] to a long random text"
+            "A workflow on a shared store needs signed records, because they say which task undoes"
+            " a step: set sqs_backoff['secret'] to a long random text"
         )
 
 
 def store_of(app: Any) -> Store:
-    """Return the store that a Celery app names, without signatures.
+    """Return the store that a Celery app names. For signed records call ``records_of``.
 
     Raises:
         ImproperlyConfigured: the setting is missing or invalid.
@@ -153,7 +157,7 @@ def store_of(app: Any) -> Store:
 
 
 def is_store_shared(app: Any) -> bool:
-    """Return whether the app names a store that other processes can use: any but memory."""
+    """Return whether other processes can use the app's store, as with any store but memory."""
     named = _setting(app, "store")
     if isinstance(named, str):
         return named.partition(":")[0] != "memory"
@@ -161,10 +165,10 @@ def is_store_shared(app: Any) -> bool:
 
 
 def records_of(app: Any) -> Records:
-    """Return the app's records.
+    """Return the app's records, with namespace, secrets and cipher from its settings.
 
     Raises:
-        ImproperlyConfigured: a setting is missing or invalid. It names the setting and the remedy.
+        ImproperlyConfigured: a setting is missing or invalid. The text names it and the remedy.
     """
     store, settings = store_of(app), app.conf.get("sqs_backoff")
     cached: tuple[object, object, Records] | None = vars(app).get("_sqs_backoff_records")
@@ -181,7 +185,7 @@ def namespace_of(app: Any) -> str:
     """Return the name that separates this project's records from others on the same store.
 
     Raises:
-        ImproperlyConfigured: the store is shared, and the setting and the app have no name.
+        ImproperlyConfigured: the store is shared, and neither the setting nor the app has a name.
     """
     namespace = _setting(app, "namespace")
     name = app.main if namespace is None else namespace
@@ -219,9 +223,9 @@ def _django_secrets() -> Sequence[str | bytes]:
 
     try:
         keys = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS] if settings.configured else []
-    except exceptions.ImproperlyConfigured:  # SECRET_KEY is lazy, and raises when it is empty
+    except exceptions.ImproperlyConfigured:  # Django raises on access if SECRET_KEY is empty
         return ()
-    return [key for key in keys if key]  # anybody can sign with an empty one
+    return [key for key in keys if key]  # an empty key would let anyone sign
 
 
 def _cipher(app: Any) -> Any:
