@@ -1,1 +1,1 @@
-"""The Django app, with the tables of the store ``"django"`` and the outbox."""
+"""The Django app, with the tables of the store ``"django://"`` and of the outbox."""

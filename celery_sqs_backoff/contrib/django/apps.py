@@ -1,4 +1,4 @@
-"""The app's place in a project: ``"celery_sqs_backoff.contrib.django"`` in ``INSTALLED_APPS``."""
+"""The config of the Django app ``"celery_sqs_backoff.contrib.django"`` for ``INSTALLED_APPS``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.apps import AppConfig  # type: ignore[import-untyped]
 
 
 class CelerySQSBackoffConfig(AppConfig):  # type: ignore[misc]
-    """The app. Its tables and migrations use the label ``celery_sqs_backoff``."""
+    """The Django app. Its tables and migrations use the label ``celery_sqs_backoff``."""
 
     name = "celery_sqs_backoff.contrib.django"
     label = "celery_sqs_backoff"

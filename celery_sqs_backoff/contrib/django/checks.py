@@ -1,8 +1,7 @@
 """Report the doctor's findings as Django system checks.
 
-The offline rules always run, and all others only with ``--deploy``.
-
-Ids are ``celery_sqs_backoff.`` and the doctor's, such as ``celery_sqs_backoff.W010``.
+The offline rules always run. Rules that ask SQS or the store run only with ``--deploy``. The ID of
+a check is ``celery_sqs_backoff.`` with the doctor's ID, such as ``celery_sqs_backoff.W010``.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from celery_sqs_backoff.sqs.find_queue import why_not
 
 from .project import project_app
 
-#: The hint for a missing module or variable. Perhaps only the image or job of the check lacks it.
-SERIOUS_WITH_DEPLOY = "Where workers run it must not be so; check --deploy makes it an error."
+#: The hint for a missing module or variable. Workers may have it even if this process does not.
+SERIOUS_WITH_DEPLOY = "Workers need it. If they lack it too, check --deploy reports an error."
 
 _KINDS = {
     Severity.ERROR: checks.Error,
@@ -44,22 +43,22 @@ def register() -> None:
 def check_app(app_configs: Any, **_: Any) -> list[Any]:
     """Check tasks and settings, without a request to SQS or the store.
 
-    A module that cannot be imported is only a warning. ``migrate`` runs the checks too, often
-    without the workers' libraries and variables, and the module may need tables that are missing
-    before it.
+    A module that cannot be imported is only a warning. ``migrate`` also runs the checks, often
+    without the workers' libraries and variables. The module may also need tables that ``migrate``
+    has yet to create.
     """
     try:
         app = project_app()
     except ImproperlyConfigured as exc:
         hint = "manage.py's commands of this package need it too."
-        return [_warning("W035", f"no task and no setting of Celery's is checked: {exc}", hint)]
+        return [_warning("W035", f"tasks and Celery settings are not checked: {exc}", hint)]
     try:
         load_tasks(app)
         facts = look(app, live=False)
     except NotImported as exc:
-        text = f"the Celery app's tasks cannot be looked at: {why_not_loaded(exc)}"
+        text = f"the Celery app's tasks cannot be checked: {why_not_loaded(exc)}"
         return [_warning("W032", text, SERIOUS_WITH_DEPLOY)]
-    except Exception as exc:  # noqa: BLE001  # of an option of a task, or of a setting
+    except Exception as exc:  # noqa: BLE001  # an option of a task, or a setting, may raise any
         return [_not_loaded(exc)]
     return [_message(f) for f in examine(facts, ignore=read_ignored(app), live=False)]
 
@@ -72,12 +71,12 @@ def check_deployment(app_configs: Any, **_: Any) -> list[Any]:
         offline = {(f.id, f.subject) for f in examine(look(app, live=False), live=False)}
     except NotImported as exc:
         return [_not_loaded(exc)]
-    except Exception:  # noqa: BLE001  # check_app reports it
+    except Exception:  # noqa: BLE001  # ``check_app`` reports the same error
         return []
     could_not = []
     try:
         facts = look(app)
-    except Exception as exc:  # noqa: BLE001  # without SQS, look at the store alone
+    except Exception as exc:  # noqa: BLE001  # if SQS cannot be reached, check only the store
         facts, could_not = ProjectFacts(app=facts_of_app(app, live=True)), [why_not(exc)]
     if facts.other_broker is not None:
         could_not.append(f"the broker is {facts.other_broker}")
@@ -92,7 +91,7 @@ def check_deployment(app_configs: Any, **_: Any) -> list[Any]:
     ]
 
 
-# The doctor has no rules with these numbers.
+# These checks are not rules of the doctor, so the doctor does not use their numbers.
 
 
 def _warning(number: str, text: str, hint: str) -> Any:

@@ -9,10 +9,10 @@ from django.db.models.functions import Now  # type: ignore[import-untyped]
 
 
 class UTCNow(Now):  # type: ignore[misc]
-    """The database's clock, in UTC also on MySQL and MariaDB.
+    """The database's current time, in UTC also on MySQL and MariaDB.
 
-    Django's own ``Now`` is the session's local time there, which shifts with daylight saving time
-    and differs between two sessions with different ``time_zone``.
+    On these, Django's own ``Now`` returns the session's local time. It shifts with daylight saving
+    time, and differs between sessions with different ``time_zone``.
     """
 
     def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
@@ -20,11 +20,11 @@ class UTCNow(Now):  # type: ignore[misc]
 
 
 class Record(models.Model):  # type: ignore[misc]
-    """The record of a guard, a lock, a step or a key, until it ends."""
+    """The record of a guard, a lock, a step or a key, with the time at which it ends."""
 
     key = models.CharField(max_length=100, primary_key=True)
     value = models.TextField()
-    #: SHA-256 of the value. Queries compare it, because collations of the value may ignore case.
+    #: SHA-256 of the value. Queries compare the hash, because collations may ignore case.
     digest = models.CharField(max_length=64)
     expires_at = models.DateTimeField(db_index=True)
 
@@ -36,7 +36,7 @@ class Record(models.Model):  # type: ignore[misc]
 
 
 class OutboxCall(models.Model):  # type: ignore[misc]
-    """A durable call of a task, see ``outbox``."""
+    """A durable call of a task. The module ``outbox`` explains it."""
 
     id = models.BigAutoField(primary_key=True)
     task = models.CharField(max_length=255)

@@ -1,9 +1,9 @@
 """Commit calls of tasks in the same transaction as their data, and send them after the commit.
 
-A durable call is a row in its caller's transaction. The process that wrote it sends it on commit,
-and deletes it. ``manage.py sqs_backoff_outbox``, or the task of that name in beat, sends the calls
-that a crash or an outage has left. Each sender first claims the call. A process that ends between
-sending and deleting leaves the call to be sent again, under the same ID.
+A durable call is a row that its caller's transaction writes. The same process sends the call on
+commit and deletes the row. If a crash or an outage prevents that, ``manage.py sqs_backoff_outbox``,
+or the task of that name in beat, sends the call later. Each sender first claims the call. If a
+process ends after sending and before deleting, the call is sent again with the same task ID.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ from celery_sqs_backoff.text import error_site
 
 logger = get_task_logger(__name__)
 
-CLAIM_SECONDS = 60.0  # A claim of a call lasts this long.
-MOST_FAILURES = 10  # After this number of failures in a row the broker counts as away.
+CLAIM_SECONDS = 60.0  # A claim lasts long enough to send a call.
+MOST_FAILURES = 10  # After this number of failures in a row, the broker counts as down.
 
 
 class OnCommit:
-    """The methods of Celery's ``DjangoTask``, with ``durable``. Mixin for a Celery task."""
+    """A mixin with the methods of Celery's ``DjangoTask``, and the option ``durable``."""
 
     apply_async: Callable[..., Any]
 
     def delay_on_commit(self, *args: Any, durable: bool = False, **kwargs: Any) -> None:
-        """Call ``delay`` on commit, see :meth:`apply_async_on_commit`."""
+        """Call ``delay`` after the commit. For ``durable`` see :meth:`apply_async_on_commit`."""
         self.apply_async_on_commit(args, kwargs, durable=durable)
 
     def apply_async_on_commit(
         self, args: Any = None, kwargs: Any = None, *, durable: bool = False, **options: Any
     ) -> None:
-        """Call ``apply_async`` by Django's ``on_commit``, and never after a rollback.
+        """Call ``apply_async`` after the commit by Django's ``on_commit``, not after a rollback.
 
         Arguments:
-            durable: ``True`` = write the call into the database, in the same transaction. It is
-                sent later if the process ends or the broker is away, under the same task ID. Needs
-                ``celery_sqs_backoff.contrib.django``, and arguments that are JSON.
+            durable: ``True`` = also write the call into the database, in the same transaction. If
+                the process ends or the broker is down, the call is sent later with the same task
+                ID. Needs ``celery_sqs_backoff.contrib.django``, and arguments that are JSON.
+                Default ``False``.
 
         Raises:
-            TransactionManagementError: (Django's) autocommit is off, outside an atomic block.
+            TransactionManagementError: (of Django) autocommit is off, outside an atomic block.
         """
         from django.db import transaction  # type: ignore[import-untyped]
 
@@ -64,7 +65,8 @@ def send_left_calls(app: Any) -> tuple[int, int]:
     It tries each call once, and stops after ten failures in a row.
 
     Raises:
-        StoreInTransaction: a transaction is open, and its rollback would bring sent calls back.
+        StoreInTransaction: a transaction is open. Its rollback would restore the rows of sent
+            calls, which would then be sent again.
     """
     from django.db import connections
 
@@ -93,19 +95,19 @@ def _write(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: An
                 f" {other.alias!r} and the outbox is on {calls.db!r}: route OutboxCall of"
                 " celery_sqs_backoff by DATABASE_ROUTERS"
             )
-    transaction.on_commit(lambda: None, using=calls.db)  # Raises where Django runs no hooks.
+    transaction.on_commit(lambda: None, using=calls.db)  # Raises if Django cannot run hooks here.
     if task.typing and hasattr(task, "__header__"):
-        task.__header__(*args, **kwargs)  # Refuses wrong arguments, as Celery does when it sends.
-    # Store the task's options, because the sender may not know the task. A queue or exchange may be
-    # an object, so store its name.
+        task.__header__(*args, **kwargs)  # Refuses wrong arguments, as ``apply_async`` does.
+    # Store the task's options, because the sending process may not have the task. A queue or an
+    # exchange may be an object, so store its name.
     own = {name: getattr(it, "name", it) for name, it in task._get_exec_options().items()}
     options = {"task_id": str(uuid4()), **own, **options}
     if isinstance(seconds := options.get("expires"), int | float):
         options["expires"] = task.app.now() + timedelta(
             seconds=seconds
-        )  # counted from this call, not from the sending
+        )  # ``expires`` counts from this call, not from the time of sending
     try:
-        loads(call := dumps([args, kwargs, options]))  # kombu reads some dicts as its own types
+        loads(call := dumps([args, kwargs, options]))  # fails for dicts that kombu interprets
     except Exception as exc:  # JSON's hooks may raise anything
         raise TypeError(f"a durable call of {task.name} needs arguments that are JSON") from exc
     row = calls.create(task=task.name, call=call, send_at=now + timedelta(seconds=CLAIM_SECONDS))
@@ -113,9 +115,10 @@ def _write(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: An
 
 
 def _send(app: Any, calls: Any, pk: int, claims: int) -> bool | None:
-    """Claim, send and delete a call, or return ``None`` if another process has claimed it.
+    """Claim, send and delete a call. Return whether it was sent.
 
-    It logs failures and never raises, because its caller's data is committed.
+    ``None`` = another process has claimed it. Failures are logged and never raised, because the
+    caller's transaction is already committed.
     """
     try:
         until = _calls()[1] + timedelta(seconds=CLAIM_SECONDS)
@@ -126,18 +129,18 @@ def _send(app: Any, calls: Any, pk: int, claims: int) -> bool | None:
         task = app.tasks.get(name)
         send = partial(app.send_task, name) if task is None else task.apply_async
         send(args, kwargs, **options)
-    except Exception as exc:  # noqa: BLE001  # whatever the broker's or database's library raises
+    except Exception as exc:  # noqa: BLE001  # broker and database may raise any exception
         logger.error("sqs_backoff.outbox_not_sent: %s: %s", pk, error_site(exc.__cause__ or exc))
         return False
     try:
         calls.filter(pk=pk).delete()
-    except Exception as exc:  # noqa: BLE001  # whatever the database's library raises
+    except Exception as exc:  # noqa: BLE001  # the database's library may raise any exception
         logger.error("sqs_backoff.outbox_not_deleted: %s: %s", pk, error_site(exc.__cause__ or exc))
     return True
 
 
 def _calls() -> tuple[Any, Any]:
-    """Return the table in its database, and that database's clock."""
+    """Return the manager of the outbox's table, and the expression for its database's clock."""
     from django.apps import apps  # type: ignore[import-untyped]
 
     if not apps.is_installed("celery_sqs_backoff.contrib.django"):

@@ -1,4 +1,4 @@
-"""Offer ``celery`` commands by ``manage.py``, with the same options, output and exit codes."""
+"""Run ``celery`` commands from ``manage.py``, with the same options, output and exit codes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .project import project_app
 
 
 def manage_command(celery_command: click.Command) -> type[BaseCommand]:
-    """Make a ``manage.py`` command of a ``celery`` command."""
+    """Return a ``manage.py`` command that runs a ``celery`` command."""
 
     attributes = {"help": celery_command.help or "", "command": celery_command}
     return type("Command", (CeleryShell,), {**attributes, "__module__": __name__})
@@ -30,15 +30,15 @@ class CeleryShell(BaseCommand):  # type: ignore[misc]  # Django is not typed
     The project's ``__init__.py`` imports that app, as Celery's guide for Django says.
 
     Raises:
-        CommandError: with the command's exit code as ``returncode``, unless that is 0. If the app
-            is missing, with click's code for a wrong usage.
+        CommandError: the command ended with an exit code other than 0, which is the error's
+            ``returncode``. It is 2 if the app is missing.
     """
 
     command: click.Command
-    requires_system_checks = ()  # a failing check must not stop a redrive in an outage
+    requires_system_checks = ()  # a failed check must not prevent a redrive during an outage
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Parse Django's own options, and leave all others to click."""
+        """Return a parser for Django's own options. Click parses all other options."""
         kwargs |= {"add_help": False, "allow_abbrev": False}
         parser = super().create_parser(prog_name, subcommand, **kwargs)
 

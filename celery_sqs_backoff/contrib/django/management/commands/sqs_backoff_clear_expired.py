@@ -1,4 +1,4 @@
-"""Remove the store's records that have ended. Run it daily, like ``clearsessions``."""
+"""Delete ended records of the store ``"django://"``. Run it daily, like ``clearsessions``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...project import project_app
 
 
 class Command(BaseCommand):  # type: ignore[misc]
-    help = "Remove records of celery_sqs_backoff.safe (guards, locks, steps, keys) that have ended."
+    help = "Delete records of celery_sqs_backoff.safe (guards, locks, steps, keys) that have ended."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--database", help="alias in DATABASES. Default: the store's")

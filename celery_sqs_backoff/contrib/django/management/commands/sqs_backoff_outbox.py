@@ -1,4 +1,4 @@
-"""Send the calls that are left in the outbox. Run it every minute or so."""
+"""Send the durable calls that are left in the outbox. Run it about once a minute."""
 
 from __future__ import annotations
 
