@@ -53,14 +53,14 @@ def redrive(
         task, reason, outcome, origin, error, older, newer, ids: select messages; see
             :class:`~celery_sqs_backoff.redrive.options.RedriveOptions`. Other messages stay.
             Default: all messages.
-        include_unknown: also send messages whose task may have been done already (their record has
-            outcome UNKNOWN), and messages that an earlier send may have sent (in doubt). Default:
-            leave them.
+        include_unknown: also send a message if its task may have been done already (its record has
+            outcome UNKNOWN), or if it may have been sent before (in doubt). Default: leave such
+            messages.
         limit: send at most this number of messages. Default: no limit.
         max_replays: skip messages that were already replayed this number of times. Default 3.
         probe: URL, ``"module:callable"`` or callable that reports whether the provider is healthy.
             The redrive calls it before the first message and every 5 s.
-        expired: how to treat a task whose ``expires`` is over, which a worker would discard.
+        expired: how to treat a task after its ``expires``, which a worker would discard.
             ``"leave"`` it (default), or ``"extend"`` its ``expires``: the task gets the same
             lifetime as at its first send, counted from now, at least an hour.
         delete: delete the messages instead of sending them, also poison and unreadable ones. Needs

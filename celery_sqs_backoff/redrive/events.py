@@ -17,7 +17,7 @@ Ids: TypeAlias = tuple[str, ...]
 
 #: After a second signal, the run waits this long for calls under way, and then as long for a
 #: callback that blocks.
-LAST_WORDS_SECONDS = 2.0
+GRACE_SECONDS = 2.0
 
 
 class Ended(str, Enum):
@@ -46,14 +46,14 @@ class RedriveReport:
         deleted: sent and dropped messages that SQS reported as deleted from the source.
         failed: messages that could not be sent (SQS refused, or no destination is known). They are
             still in the source.
-        skipped: messages that were not selected, that had expired, or whose task may have been done
+        skipped: messages that were not selected, that had expired, or that may have been done
             already. They are still in the source.
         poison: messages that came back in this run, or were replayed too often. They are still in
             the source.
-        in_doubt: messages whose response to the send was lost. They may have been sent and are
-            still in the source, or (``include_unknown``) may have been sent more than once. Events
-            gave their IDs. A message that an earlier run left in doubt does not count once it has
-            left the source.
+        in_doubt: messages that were sent, but SQS's response was lost. They may have been sent and
+            are still in the source, or (``include_unknown``) may have been sent more than once.
+            Events gave their IDs. A message that an earlier run left in doubt does not count once
+            it has left the source.
         remaining: messages in the source at the end. SQS counts approximately.
         returned: messages that were sent in this run and received again. ``poison`` counts them,
             too.
@@ -61,7 +61,7 @@ class RedriveReport:
         not_deleted: messages that were sent, but SQS has not confirmed their delete. If they are
             still in the source, another run sends them again, unless it has this run's journal.
         looked_at: distinct messages that were received, plus messages that came back.
-        unknown: the part of ``skipped`` whose record says that the task may have been done already.
+        unknown: the part of ``skipped`` that may have been done already, according to the record.
         ended: why the run ended.
         detail: explanation of ``ended``, for a person. May be empty.
     """
@@ -257,7 +257,7 @@ class Listener:
         """
         if (thread := self._thread) is not None:
             self._queue.put(None)
-            thread.join(LAST_WORDS_SECONDS if is_interrupted else None)
+            thread.join(GRACE_SECONDS if is_interrupted else None)
 
     def _work(self) -> None:
         while (event := self._queue.get()) is not None:

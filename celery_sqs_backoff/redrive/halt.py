@@ -101,7 +101,7 @@ def carry_out(
         messages: number of messages in the source at the start.
     """
 
-    def tell_end(remaining: int) -> RedriveReport:
+    def report_end(remaining: int) -> RedriveReport:
         ledger.name_undeleted()
         ended, detail = halt.ended, halt.detail
         report = RedriveReport(**ledger.numbers(), remaining=remaining, ended=ended, detail=detail)
@@ -109,13 +109,13 @@ def carry_out(
         return report
 
     try:
-        report = tell_end(work())
+        report = report_end(work())
     except BaseException as exc:  # SQS shows hidden messages again when their holds end
         is_signal = isinstance(exc, KeyboardInterrupt)  # in a command, the first signal sets stop
         halt.ended = Ended.INTERRUPTED
         halt.detail = "by a second signal" if is_signal else type(exc).__name__
         ledger.name_unanswered()
-        tell_end(max(0, messages - ledger.deleted))
+        report_end(max(0, messages - ledger.deleted))
         ledger.emit.finish(is_interrupted=True)
         raise
     ledger.emit.finish()

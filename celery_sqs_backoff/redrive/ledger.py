@@ -362,10 +362,10 @@ class Ledger:
     # Holds
 
     def due(self, within: float, *, left: bool) -> list[tuple[str, str]]:
-        """Return IDs and receipt handles of messages whose hold ends ``within`` seconds.
+        """Return IDs and receipt handles of messages with a hold that ends ``within`` seconds.
 
         Arguments:
-            left: ``True`` = only messages that are left, ``False`` = only the others.
+            left: ``True`` = only messages that are left, ``False`` = only messages that are not.
         """
         now = self._clock()
         with self.lock:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 DEFAULT_SAMPLE = 1_000
 
 #: ``Plan.letters`` keeps the facts of this number of messages. Further messages are only counted.
-_MOST_FACTS, _MOST_FACTS_BESIDE_A_COPY = 10_000, 1_000
+_MOST_FACTS, _MOST_FACTS_WITH_COPY = 10_000, 1_000
 
 #: How long a receive hides a message. A longer peek renews the hold.
 _HOLD_SECONDS = 60
@@ -225,7 +225,7 @@ def look_through(
             copy([m for m, _ in selected], arns)
         with ledger.lock:
             plan.looked_at += len(messages)
-            most = _MOST_FACTS if copy is None else _MOST_FACTS_BESIDE_A_COPY
+            most = _MOST_FACTS if copy is None else _MOST_FACTS_WITH_COPY
             for message, disposition in selected:
                 facts = _facts(message, disposition, route, at, raw=raw)
                 _count(plan, facts, message, route.retention_seconds, at)

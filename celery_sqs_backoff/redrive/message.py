@@ -40,11 +40,11 @@ _OUTCOMES = {"RETRYABLE", "NOT_PROCESSED", "UNKNOWN"}
 
 
 class _Unreadable(Exception):
-    """A field holds a value that neither SQS nor this package writes."""
+    """A field holds a value that SQS and this package never write."""
 
 
 class DlqMessage:
-    """One receive of one dead letter.
+    """A dead letter, as one receive returned it.
 
     Arguments:
         message: as ReceiveMessage returned it, with all attributes.

@@ -298,7 +298,7 @@ def _origin_in_sqs(queues: QueueFinder, origin: str, sources: Iterable[Endpoint]
     return next((name for name in given if name in names), origin)
 
 
-# From a text to a queue
+# Find a queue by the text that the operator gave
 
 
 def find_endpoint(queues: QueueFinder, text: str) -> Endpoint:
@@ -358,7 +358,7 @@ def _find_named(queues: QueueFinder, name: str, text: str, arn: QueueArn | None 
         found = _read_all(queues, _find_predefined(queues, name))
     unread: RedriveUnreachable | None = None
     if not found:
-        found, unread = _beside_predefined(queues, name)
+        found, unread = _find_dlqs_of_predefined(queues, name)
     if not found:
         for candidate in dict.fromkeys((key or name, name)):
             calls = try_again(partial(queues.find_in_sqs, candidate))
@@ -385,13 +385,13 @@ def _find_predefined(queues: QueueFinder, name: str) -> list[str]:
     return [url for url in urls if queue_name(url) == name]
 
 
-def _beside_predefined(
+def _find_dlqs_of_predefined(
     queues: QueueFinder, name: str
 ) -> tuple[dict[QueueArn, Endpoint], RedriveUnreachable | None]:
     """Return dead-letter queues called ``name`` that predefined queues have.
 
     The operator may lack the permission to read some of the predefined queues. Also return the
-    first error of such a read, or ``None``.
+    first error of this kind, or ``None``.
 
     Raises:
         RedriveUnreachable: SQS does not respond.

@@ -40,7 +40,7 @@ class Restore:
 
     Arguments:
         route: its source is the dead-letter queue.
-        options: of these only ``include_unknown`` counts: send messages in doubt again.
+        options: the restore uses only ``include_unknown``: send messages in doubt again.
         archive: the file to read.
         journal: gives the messages that earlier processes have put back.
         on_event: is called with one event at a time.
@@ -111,7 +111,7 @@ class Restore:
         return count
 
     def _send_all(self) -> None:
-        """Send the messages that are neither put back already nor in doubt."""
+        """Send the messages of the archive, except messages that are put back or in doubt."""
         ledger, at = self._ledger, self._halt.clock()
         for messages in chunks(self._read(), MAX_BATCH_ENTRIES):
             if must_end(ledger, self._halt):
@@ -163,7 +163,7 @@ class _PutBack(Sender):
         return None
 
     def _after_sent(self, messages: Sequence[DlqMessage]) -> None:
-        """Do nothing, because a restore removes no message from the archive."""
+        """Override the delete of a run, because a restore removes no message from the archive."""
 
 
 def _attributes(message: DlqMessage) -> dict[str, dict[str, Any]]:

@@ -108,7 +108,7 @@ class RedriveRun:
             patient_until=clock() + max(0.0, min(patience, hold + 1)),
         )
         self._messages = 0  # in the source at the start
-        self._has_told_wait = False
+        self._has_reported_wait = False
 
     def __call__(self) -> RedriveReport:
         """Redrive the messages, and return the report.
@@ -228,7 +228,7 @@ class RedriveRun:
             sender.send_all(to, group)
 
     def _triage(self, messages: Sequence[DlqMessage]) -> list[tuple[DlqMessage, Disposition]]:
-        """Return the messages to send or delete. Leave the others in the source."""
+        """Return the messages to send or delete. Leave all other messages in the source."""
         chosen, left, now = [], [], self._halt.now()
         groups = self._sender.held_groups
         for message in messages:
@@ -272,8 +272,8 @@ class RedriveRun:
     def _every_second(self) -> None:
         self._gate.watch(self._halt.clock())
         seconds, unseen = self._sweep.seconds_to_wait, self._messages - self.ledger.places
-        if seconds and unseen > 0 and not self._has_told_wait:
-            self._has_told_wait = True
+        if seconds and unseen > 0 and not self._has_reported_wait:
+            self._has_reported_wait = True
             self.ledger.emit(RunWaits(unseen, seconds))
         self.ledger.emit(self._progress())
 

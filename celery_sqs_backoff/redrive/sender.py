@@ -48,8 +48,8 @@ class Sender:
 
     Attributes:
         run_id: random ID of the run, written into each message's replay mark.
-        held_groups: FIFO message groups with a message that was left. Later messages of these
-            groups are not sent, to keep the order.
+        held_groups: FIFO message groups with a message that was left. Later messages of such a
+            group are not sent, to keep the order.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Sender:
             self._ledger.name_doubted(messages)
         self._fail(to, messages, why)
         if failure.kind in CLOSED - {Kind.LOCAL} and to is not self._default:
-            return  # an old message with an origin of its own must not end the run for the others
+            return  # a message with an origin of its own must not end the run for all messages
         self._halt(Ended.UNREACHABLE, why)
 
     def drop(self, messages: Sequence[DlqMessage]) -> None:

@@ -17,7 +17,7 @@ from celery.utils.functional import chunks
 from ..sqs.errors import Failure, Kind
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from .errors import explain
-from .events import LAST_WORDS_SECONDS, Ended
+from .events import GRACE_SECONDS, Ended
 from .halt import TRIES, Halt, must_end
 from .ledger import Ledger
 from .message import DlqMessage
@@ -83,7 +83,7 @@ class Sweep:
                 worker.join()
         except BaseException:  # a second signal: wait two seconds for answers to calls under way
             self.halt.finish()
-            until = monotonic() + LAST_WORDS_SECONDS
+            until = monotonic() + GRACE_SECONDS
             for worker in workers:
                 if worker.is_alive():  # a thread that was never started cannot be joined
                     worker.join(max(0.0, until - monotonic()))
@@ -116,8 +116,8 @@ class Sweep:
         results = self.source.hide([handle for _, handle in batch], seconds)
         for (id_, handle), failure in zip(batch, results, strict=True):
             if failure is None and not self.ledger.renew(id_, handle, until):
-                # The ledger has a newer handle or has released the message. It may be hidden now,
-                # so do not end before it is shown again.
+                # The hold had ended, so another consumer may have received the message. If not, the
+                # renewal hides it, and the sweep must not end before SQS shows it again.
                 self.patient_until = max(self.patient_until, until + 1)
 
     def give_back(self, handles: Iterable[str]) -> int:

@@ -54,7 +54,7 @@ def triage(
     Arguments:
         message: the message to decide about.
         options: the options of the redrive.
-        route: returns a message's destination, or a text that says why there is none.
+        route: returns a message's destination, or a text that says why it is unknown.
         now: seconds since the epoch.
         run_id: ID of this run; ``None`` = a peek, which sends no message.
         is_in_doubt: whether the message may have been sent.
