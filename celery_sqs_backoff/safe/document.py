@@ -166,7 +166,7 @@ class Document:
         if len(name) > _MAX_NAME_CHARACTERS:
             raise ValueError(f"invalid name: expected at most {_MAX_NAME_CHARACTERS} characters")
         if name in self._used:
-            # With one name for all steps, a loop would do the first and skip the others.
+            # With one name for all steps, a loop would do the first step and skip the rest.
             raise ValueError(
                 f"invalid name {name!r}: this run has had a step of that name; give each its own,"
                 " such as f'release {funding.pk}'"

@@ -6,7 +6,7 @@
          ^----release-----/
 
 A run may find that an earlier run of its own message has made the record. Then it marks the record
-as shared. The earlier run may have done the work, so neither run deletes a shared record.
+as shared. The earlier run may have done the work, so no run deletes a shared record.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def cut_short(records: Records, passage: Passage) -> None:
 
 
 def release(records: Records, passage: Passage) -> bool:
-    """Delete the record unless another run of the message has passed, and return whether it did."""
+    """Delete the record and return True, unless another run of the message has passed."""
     return passage.is_first and records.delete(passage.record)
 
 

@@ -59,8 +59,8 @@ def free(records: Records, entry: Entry) -> bool:
     """Delete a record unless it has changed, and return whether it was deleted.
 
     A freed guard lets the next message pass. A freed lock lets a second run in. A freed step is
-    done again. A freed workflow forgets its steps. A workflow whose steps were undone begins again
-    with new idempotency keys. It keeps its steps without ``undo``, because these were not undone.
+    done again. A freed workflow forgets its steps. If its steps were undone, it begins again with
+    new idempotency keys, and keeps its steps without ``undo``, because these were not undone.
     """
     record = entry.record
     if record is None:
@@ -84,7 +84,7 @@ def free(records: Records, entry: Entry) -> bool:
 
 
 def kept_steps(entry: Entry) -> list[str]:
-    """Return the steps that ``free`` keeps for a workflow whose steps were undone."""
+    """Return the steps that ``free`` keeps when the steps of a workflow were undone."""
     if entry.kind != "workflow" or entry.record is None or entry.state == OPEN:
         return []
     steps = entry.record.fields["steps"].items()

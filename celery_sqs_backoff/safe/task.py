@@ -31,10 +31,10 @@ class SQSBackoffTask(OnCommit, BackoffTask):
     """A Celery task that keeps its message when it fails, with guards, steps, locks and keys.
 
     Records of guards, steps and locks are in the store that ``app.conf.sqs_backoff["store"]``
-    names. Without a ``scope`` a record belongs to the **message**, that is to the task's name and
-    the Celery task ID. Both stay the same when SQS delivers the message again, when the task is
-    retried, and when the message is redriven. Two messages for the same work have two IDs. To share
-    a record, both must name the same ``scope``, such as ``"order:7"``.
+    names. Without a ``scope`` a record belongs to the **message**, which the task's name and the
+    Celery task ID identify. Both stay the same when SQS delivers the message again, when the task
+    is retried, and when the message is redriven. Two messages for the same work have two IDs. To
+    share a record, both must name the same ``scope``, such as ``"order:7"``.
 
     Options in addition to the ones of ``BackoffTask``:
 

@@ -173,7 +173,7 @@ def _warn(app: Any) -> None:
 def _forget_pools() -> None:
     """Forget the parent's database pools (``OPTIONS["pool"]``) in a process that has been forked.
 
-    The main process may have pools open when it forks. The new process has no threads of these
+    The main process may have pools open when it forks. The new process has no threads of the
     pools, and must not share their connections. Call this first in the new process: Celery closes
     the pools next (celery/fixups/django.py), which would end the connections of the main process.
     """

@@ -43,7 +43,7 @@ class DjangoStore:
         using: alias of the database in ``DATABASES``.
 
     Raises:
-        StoreInTransaction: (its methods) the alias is inside a transaction, whose rollback would
+        StoreInTransaction: (its methods) the alias is inside a transaction. Its rollback would
             undo the change of the record. The transaction around each test of Django's
             ``TestCase`` does not count.
     """

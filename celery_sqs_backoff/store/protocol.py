@@ -54,7 +54,7 @@ def seconds_kept(name: str, value: float | timedelta) -> float:
         value: seconds or timedelta, up to 100 years.
 
     Raises:
-        TypeError: the value is neither a number nor a timedelta.
+        TypeError: the value is not a number or a timedelta.
         ValueError: the value is 0 or less, or too long.
     """
     seconds = to_seconds(name, value, may_be_zero=False)

@@ -92,7 +92,7 @@ class Records:
         call twice, so that the change is our own.
 
         Arguments:
-            old: the record as it was read.
+            old: the record that the caller has read.
             fields: the new fields.
             ttl: seconds from now until the record ends; ``None`` keeps its end. Default 30 days.
         """

@@ -68,7 +68,7 @@ def _open(kind: str, url: str) -> Store:
         ) from exc
 
 
-# Each of these functions raises ValueError or TypeError for a URL that its library would misread.
+# Each of the next functions raises ValueError or TypeError if its library would misread the URL.
 
 
 def _redis(url: str, parts: SplitResult) -> Store:
@@ -131,7 +131,7 @@ def require_store(app: Any) -> None:
 
 
 def require_signed(app: Any) -> None:
-    """Refuse an app without a store, or with a shared store whose records are not signed.
+    """Refuse an app without a store, or with a shared store and unsigned records.
 
     Workflows need signed records, because a record names the task that undoes a step.
 
@@ -185,7 +185,8 @@ def namespace_of(app: Any) -> str:
     """Return the name that separates this project's records from others on the same store.
 
     Raises:
-        ImproperlyConfigured: the store is shared, and neither the setting nor the app has a name.
+        ImproperlyConfigured: the store is shared, but the setting is missing and the app has no
+            name.
     """
     namespace = _setting(app, "namespace")
     name = app.main if namespace is None else namespace
