@@ -1,1 +1,1 @@
-"""Command line programs: thin shells over engines that do not print."""
+"""Command line programs. They parse options and print, and call engines that do not print."""

@@ -1,15 +1,14 @@
-"""Tell the user's Celery app from the one that Celery makes up. Imported without click."""
+"""Distinguish the user's Celery app from Celery's fallback app. This module does not need click."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-def is_made_up(app: Any) -> bool:
-    """Return whether Celery made this app itself, because the user has not named one.
+def is_fallback_app(app: Any) -> bool:
+    """Return whether this is Celery's fallback app, because the user has named no app.
 
-    Such an app has a broker of its own.
-
-    See ``_get_current_app`` in celery/_state.py.
+    The fallback app has Celery's default broker, so it must not be used. See
+    ``_get_current_app`` in celery/_state.py.
     """
     return app.main == "default" and not app.set_as_current

@@ -1,4 +1,4 @@
-"""Declare the commands, and end each of them with one line on stderr and a code of the table."""
+"""Declare commands that report an error in one line on stderr, and end with a documented code."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 from celery_sqs_backoff.sqs.errors import advice
 from celery_sqs_backoff.sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
 
-from .app import is_made_up
+from .app import is_fallback_app
 from .exit_codes import ALWAYS, INTERRUPTED, MEANINGS, NOT_WRITTEN, UNREACHABLE, USAGE
 from .text import safe
 
-#: Error numbers of a failed write to stdout.
-_OF_WRITING: Final = frozenset({errno.EPIPE, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC})
+#: Error numbers that mean that a write to stdout failed.
+_WRITE_ERRORS: Final = frozenset({errno.EPIPE, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC})
 
 
 class CommandFailed(click.ClickException):
-    """The end of a command with ``Error: ...`` on stderr and this exit code."""
+    """Ends a command with ``Error: ...`` on stderr and an exit code of ``exit_codes``."""
 
     def __init__(self, message: object, code: int) -> None:
         super().__init__(safe(message, 2_000))
-        self.exit_code = code  # type: ignore[misc]  # click has one per class
+        self.exit_code = code  # type: ignore[misc]  # click declares it per class, not per object
 
 
 def make_read_failure(what: str, why: object) -> CommandFailed:
     """Return the error for a failed request to SQS, with advice for the user.
 
     Arguments:
-        what: for example ``"queue mails"``.
+        what: the object that was not read, for example ``"queue mails"``.
         why: an error code, alone or with details in parentheses.
     """
     is_missing = str(why) in ("NonExistentQueue", NOT_CREATED, NOT_PREDEFINED)
@@ -46,7 +46,9 @@ def make_read_failure(what: str, why: object) -> CommandFailed:
 def command(
     name: str, *, codes: Mapping[int, str | None], examples: str = ""
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a Celery command of a function, which gets click's context and the options.
+    """Return a decorator that makes a Celery command of a function.
+
+    The function gets click's context and the options.
 
     Arguments:
         name: the name that the user types.
@@ -63,7 +65,7 @@ def command(
 
 
 class SqsCommand(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
-    """A command that ends with the exit codes of the table, and lists them in its help."""
+    """A command that ends with the codes of ``exit_codes``, and lists them in its help."""
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class SqsCommand(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
         for param in self.get_params(ctx):
             found = param.get_help_record(ctx)
             if found is not None and not isinstance(param, click.Argument):
-                last = next(reversed(groups), "Options")  # --help has no group
+                last = next(reversed(groups), "Options")  # --help has no group: use the last one
                 groups.setdefault(getattr(param, "help_group", None) or last, []).append(found)
         for name, options in groups.items():
             with formatter.section(name):
@@ -112,10 +114,10 @@ class SqsCommand(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
             why = "interrupted" if is_ctrl_c else "nothing was done: the answer was not yes"
             raise CommandFailed(why, INTERRUPTED) from exc
         except OSError as exc:
-            if exc.errno not in _OF_WRITING or exc.filename is not None:
+            if exc.errno not in _WRITE_ERRORS or exc.filename is not None:
                 raise
             drop_stdout()
-            if isinstance(exc, BrokenPipeError):  # ``| head``
+            if isinstance(exc, BrokenPipeError):  # the reader has enough, as in ``| head``
                 sys.exit(NOT_WRITTEN)
             raise CommandFailed(f"cannot print the result: {exc.strerror}", NOT_WRITTEN) from exc
         finally:
@@ -132,7 +134,7 @@ def app_of(ctx: click.Context, *, needs_sqs: bool = False) -> Any:
         CommandFailed: there is no such app, or its settings cannot be read.
     """
     app = ctx.obj.app
-    if is_made_up(app):
+    if is_fallback_app(app):
         raise CommandFailed(f"no app: name it with -A, as in celery -A proj {ctx.info_name}", USAGE)
     if needs_sqs:
         with loading_app():
@@ -145,7 +147,7 @@ def app_of(ctx: click.Context, *, needs_sqs: bool = False) -> Any:
 
 @contextmanager
 def loading_app() -> Iterator[None]:
-    """Report in one line which error in the user's code or settings prevents loading the app."""
+    """Report an error in the user's code or settings in one line, while the app is loaded."""
     from celery_sqs_backoff.doctor.look import why_not_loaded
 
     try:
@@ -155,7 +157,7 @@ def loading_app() -> Iterator[None]:
 
 
 def _flush_or_drop_stdout() -> None:
-    """Write the rest of stdout. If that fails, the command keeps its exit code."""
+    """Write the rest of stdout. A failure does not change the command's exit code."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -166,8 +168,7 @@ def _flush_or_drop_stdout() -> None:
 def drop_stdout() -> None:
     """Discard the rest of stdout.
 
-    Otherwise Python tries to write it again at its exit, prints an error, and changes the exit
-    code.
+    Otherwise Python tries again at its exit, prints an error, and changes the exit code.
     https://docs.python.org/3/library/signal.html#note-on-sigpipe
     """
     with suppress(OSError, ValueError):

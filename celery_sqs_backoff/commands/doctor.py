@@ -1,4 +1,4 @@
-"""``celery sqs-doctor``: find mistakes in the set-up before an outage does."""
+"""``celery sqs-doctor``: find faults in the set-up before an outage makes them matter."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ _MOST_NAMES: Final = 5
     help="Leave out a finding, with the reason why you can live with it. Can be repeated.",
 )
 @option("Output", "--strict", help="Exit with 1 for warnings too.")
-@option("Output", "--explain ID", help="Say what a rule is about, and exit.")
+@option("Output", "--explain ID", help="Explain a rule, and exit.")
 @option(
     "Output",
     *("--format", "form"),
     type=click.Choice(["text", "json"]),
     default="text",
-    help="What to print on stdout.",
+    help="Format of the output on stdout.",
 )
 def sqs_doctor(
     ctx: click.Context,
@@ -63,7 +63,7 @@ def sqs_doctor(
     explain: str | None,
     form: str,
 ) -> None:
-    """Check queues, dead-letter queues, tasks and settings, without a change to any of them.
+    """Check queues, dead-letter queues, tasks and settings, without changing any of them.
 
     The command reads queues with GetQueueAttributes. It tries permissions with a receipt handle
     that does not exist, so it touches no message.
@@ -81,7 +81,7 @@ def sqs_doctor(
     select_queues(app, queues)
     try:
         facts = facts if offline else look(app, are_named=bool(queues))
-    except Exception as exc:  # kombu and botocore raise many types
+    except Exception as exc:  # kombu and botocore may raise any of many types
         raise make_read_failure("the queues", why_not(exc)) from exc
     findings = examine(facts, ignore=[*ignored, *read_ignored(app)], live=not offline)
     for queue in facts.unread:
@@ -143,6 +143,6 @@ def _text(findings: Sequence[Finding], looked_at: str, *, could_look: bool) -> s
 
 
 def _name_queues(queues: Sequence[str]) -> str:
-    """Name the queues that were read. The workers may consume other queues."""
+    """Return the names of the queues that were read, because workers may consume others."""
     count = counted(len(queues), "queue")
     return f"{count} ({name_some(queues, _MOST_NAMES)})" if queues else count

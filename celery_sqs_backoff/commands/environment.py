@@ -1,4 +1,4 @@
-"""Find a place for journals and the app's store, and handle signals."""
+"""Find the directory of journals, open the app's store, and handle signals."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def journal_directory() -> Path | None:
     """Return the default directory of journals, or warn and return ``None`` if it is not writable.
 
-    A directory with journals is returned even if it is not writable. A journal may record which
-    messages a killed run has sent, so the redrive has to open it or fail.
+    A directory that has journals is returned even if it is not writable. A journal may record which
+    messages a killed run has sent, so the redrive must open it or fail.
     """
     directory = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state", "celery-sqs-backoff")
     try:
@@ -32,7 +32,7 @@ def journal_directory() -> Path | None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK) and not any(directory.glob("*.journal")):
             raise PermissionError(13, "not writable", str(directory))
-    except (OSError, RuntimeError) as exc:  # or a user ID that has no home
+    except (OSError, RuntimeError) as exc:  # RuntimeError: the user has no home directory
         click.echo(
             f"Warning: no journal ({exc}): a killed run would send its messages again. Name a file"
             " with --journal.",
@@ -43,19 +43,19 @@ def journal_directory() -> Path | None:
 
 
 def open_records(app: Any) -> Records:
-    """Return the app's records, and set Django up first in a Django project.
+    """Return the app's records. In a Django project, call ``django.setup()`` first.
 
-    ``celery`` does not set Django up. The store may be in the project's database, and its
-    ``SECRET_KEY`` signs the records.
+    ``celery`` does not call it for commands. But the store may be in the project's database, and
+    the project's ``SECRET_KEY`` signs the records.
 
     Raises:
-        ImproperlyConfigured: the app names no store, or one that is not known.
+        ImproperlyConfigured: the app names no store, or an unknown store.
     """
     if "django.conf" in sys.modules and "DJANGO_SETTINGS_MODULE" in os.environ:
         import django  # type: ignore[import-untyped]
         from django.apps import apps  # type: ignore[import-untyped]
 
-        if not apps.ready:  # manage.py has set it up
+        if not apps.ready:  # manage.py has called setup() already
             django.setup()
     return records_of(app)
 
@@ -64,8 +64,8 @@ def open_records(app: Any) -> Records:
 def until_signalled(stop: threading.Event) -> Iterator[None]:
     """Set the event on the first SIGINT, SIGTERM or SIGHUP.
 
-    The second signal raises KeyboardInterrupt and does not wait until messages are given back.
-    Ignored signals stay ignored (``nohup``).
+    The second signal raises KeyboardInterrupt, so the command ends before hidden messages are shown
+    again. Ignored signals stay ignored (``nohup``).
     """
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -73,8 +73,8 @@ def until_signalled(stop: threading.Event) -> Iterator[None]:
         for signalled in _SIGNALS:
             if signal.getsignal(signalled) is on_signal:
                 signal.signal(signalled, signal.default_int_handler)
-        with suppress(OSError):  # the terminal has hung up
-            click.echo("Finishing what is under way; the rest is given back.", err=True)
+        with suppress(OSError):  # the terminal may be closed
+            click.echo("Finishing the calls under way; unsent messages are given back.", err=True)
             click.echo("Press Ctrl-C again to end immediately.", err=True)
 
     with _handling(on_signal):
@@ -90,9 +90,10 @@ def interrupt_on_signals() -> Iterator[None]:
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Handle the signals with ``handler`` in the main thread.
+    """Call ``handler`` on signals until the block ends.
 
-    In other threads this has no effect, because Python delivers signals to the main thread only.
+    This works only in the main thread, because Python allows signal handlers only there. In another
+    thread it has no effect.
     """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():

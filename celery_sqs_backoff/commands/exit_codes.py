@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Final
 
 DONE: Final = 0
-#: The result needs a person. Each command's help names the result.
+#: A person must look at the result. Each command's help says which result this is.
 FOUND: Final = 1
-#: click's own code for a wrong option, and ours for input that the user has to correct.
+#: The user has to correct the input. click uses the same code for a wrong option.
 USAGE: Final = 2
 GATE: Final = 3
 POISON: Final = 4

@@ -1,4 +1,4 @@
-"""``celery sqs-health``: tell an exec probe whether the worker on this machine is alive."""
+"""``celery sqs-health``: report to an exec probe whether the worker on this machine is alive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .options import FILE, option
 
 @command(
     "sqs-health",
-    codes={DONE: "healthy", FOUND: "not healthy, and why in one line"},
+    codes={DONE: "healthy", FOUND: "unhealthy; stderr has the reason"},
     examples="""
         celery -A proj sqs-health
         celery sqs-health --file /run/worker.heartbeat
@@ -35,14 +35,14 @@ from .options import FILE, option
     "--max-age SECONDS",
     type=click.FloatRange(0, min_open=True),
     default=MAX_AGE_SECONDS,
-    help="Take a worker for dead whose last heartbeat is older.",
+    help="Report a worker as unhealthy if its last heartbeat is older.",
 )
 def sqs_health(ctx: click.Context, file: Path | None, max_age: float) -> None:
-    """Say whether the worker that touches the heartbeat file is alive.
+    """Report whether the worker that touches the heartbeat file is alive.
 
-    Alive means that its threads receive, renew and settle. An outage of SQS and a long task do not
-    make a worker unhealthy, because a restart would not help. The command does not ask SQS. The
-    worker's log names the cause (sqs_backoff.unhealthy).
+    A worker is alive while its threads receive, renew and settle messages. An outage of SQS or a
+    long task does not make a worker unhealthy, because a restart would not help. The command does
+    not ask SQS. The worker's log names the cause (sqs_backoff.unhealthy).
     """
     path = file or _path_of(app_of(ctx).conf.get("sqs_backoff"))
     if path is None:
@@ -54,7 +54,7 @@ def sqs_health(ctx: click.Context, file: Path | None, max_age: float) -> None:
     why = diagnosis(path, now=time.time(), max_age_seconds=max_age)
     try:
         click.echo("healthy" if why is None else f"unhealthy: {why}")
-    except OSError:  # a full disk does not make a worker unhealthy
+    except OSError:  # if stdout fails, keep the exit code: the worker is still healthy
         drop_stdout()
     sys.exit(DONE if why is None else FOUND)
 

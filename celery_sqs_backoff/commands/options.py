@@ -13,9 +13,9 @@ from celery_sqs_backoff.redrive.options import OUTCOMES, SELECTION
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: A file that need not exist.
+#: Type of an option for a file that may be missing.
 FILE = click.Path(dir_okay=False, path_type=Path)
-#: A file that is read.
+#: Type of an option for a file that must exist.
 READABLE_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -23,10 +23,10 @@ def option(group: str, *names: str, **settings: Any) -> Callable[[F], F]:
     """Declare an option in a section of the help.
 
     Arguments:
-        group: the section.
-        names: its spellings and, without dashes, the name of its parameter. The help shows the word
-            behind a space for its value, as in ``"--rate RATE"``.
-        settings: as for ``click.option``. Without the name and the type of a value it is a flag.
+        group: title of the section.
+        names: spellings of the option, such as ``"--rate RATE"``. The word after the space is the
+            value's name in the help. A name without dashes is the name of the parameter.
+        settings: as for ``click.option``. An option without a value's name and type is a flag.
     """
     spellings = [name.partition(" ")[0] for name in names]
     value = next((name.partition(" ")[2] for name in names if " " in name), None)
@@ -38,7 +38,7 @@ def option(group: str, *names: str, **settings: Any) -> Callable[[F], F]:
     return click.option(*spellings, cls=CeleryOption, help_group=group, **settings)
 
 
-#: Without ``task_queues`` only the command line of a worker says which queues it consumes.
+#: Without ``task_queues``, only a worker's command line (``-Q``) says which queues it consumes.
 queues_option = option(
     "What to look at",
     *("-Q", "--queues QUEUES"),
@@ -91,7 +91,7 @@ def selection_options(command: F) -> F:
 
 
 def ids_of(single: Sequence[str], file: Path | None) -> list[str] | None:
-    """Return the single ids and the ids in the file, or ``None`` without any."""
+    """Return the IDs of ``--id`` and of the file in ``--ids``. ``None`` = no IDs were given."""
     if file is None:
         return [*single] or None
     try:

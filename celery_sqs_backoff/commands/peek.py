@@ -43,12 +43,12 @@ from .show import describe_cost, no_match, plan_as_dict, print_messages, print_p
 @option(
     "Output",
     "--arguments",
-    help="With each message its arguments, or its body if they are not JSON: your users' data.",
+    help="Show each message's arguments (your users' data), or its body if they are not JSON.",
 )
 @option(
     "Output",
     "--force",
-    help="Also if the dead-letter queue has one itself, to which SQS may move what we look at.",
+    help="Look even if the dead-letter queue has one itself. SQS may move messages there then.",
 )
 @option("Output", "--json", "as_json", help="JSON on stdout.")
 def sqs_peek(
@@ -65,10 +65,10 @@ def sqs_peek(
 
     QUEUE is the dead-letter queue or a queue that has one: a name, URL or ARN.
 
-    With --id it shows one message whole, traceback included. It looks at all messages for it.
+    With --id the command shows all facts of the message, including its traceback. For that it looks
+    at all messages of the queue.
 
-    SQS gets the messages back, but looking is not free, because SQS counts a receive for each
-    message.
+    The command gives all messages back. But SQS counts one more receive for each message.
     """
     shell = Shell(app_of(ctx), queue, options, as_json=as_json)
     if id and ctx.get_parameter_source("sample") is ParameterSource.DEFAULT:

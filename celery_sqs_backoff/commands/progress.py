@@ -1,4 +1,4 @@
-"""Show a redrive under way on stderr, in one line for people."""
+"""Show the progress of a redrive on stderr, in one line for people."""
 
 from __future__ import annotations
 
@@ -16,17 +16,14 @@ from .text import counted, safe
 
 _IDS_SHOWN = 10
 
-#: On a narrower terminal the counts are shown without a bar. What does not fit is cut.
+#: A terminal with fewer columns gets the counts without the bar. A line that is too long is cut.
 _BAR_COLUMNS = 70
 _BAR_WIDTH = 20
 
 
 @contextmanager
 def bar() -> Iterator[Callable[[events.RedriveEvent], None]]:
-    """Show notices on stderr, and the progress if stderr is a terminal.
-
-    Yields ``on_event``.
-    """
+    """Yield an ``on_event`` that shows notices, and the progress if stderr is a terminal."""
     progress = ""
 
     def draw(text: str) -> None:
@@ -48,7 +45,7 @@ def bar() -> Iterator[Callable[[events.RedriveEvent], None]]:
     try:
         yield on_event
     finally:
-        with suppress(OSError):  # the terminal has hung up
+        with suppress(OSError):  # the terminal may be closed
             if progress and _columns():
                 draw(progress)
                 click.echo(err=True)

@@ -1,4 +1,4 @@
-"""``celery sqs-redrive``: send dead letters back at a rate that the provider can stand."""
+"""``celery sqs-redrive``: send dead letters back to their queues, at a limited rate."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _WHICH, _SPEED, _SAFETY = "Which messages", "How fast", "Safety and output"
     },
 )
 @click.argument("queue")
-@option(_WHICH, "--to QUEUE", help="Send all there. [default: where each came from]")
+@option(_WHICH, "--to QUEUE", help="Send all to QUEUE. [default: where each came from]")
 @selection_options
-@option(_WHICH, "--include-unknown", help="Send those that may have been done or sent before.")
+@option(_WHICH, "--include-unknown", help="Send also if it may have been done or sent before.")
 @option(_WHICH, "--limit N", type=click.IntRange(1), help="Send at most N messages in this run.")
 @option(
     _WHICH,
     "--max-replays N",
     type=click.IntRange(1),
     default=3,
-    help="Leave those replayed N times.",
+    help="Leave messages that were replayed N times.",
 )
 @option(
     _WHICH,
@@ -59,7 +59,7 @@ _WHICH, _SPEED, _SAFETY = "Which messages", "How fast", "Safety and output"
     _SAFETY,
     "--journal FILE",
     type=FILE,
-    help="Record here what was sent. After a kill, run the same command again: it skips those."
+    help="Record sent messages here. After a kill, the same command skips them."
     " 'none': no record. [default: one file per queue]",
 )
 @option(_SAFETY, "--dump FILE", type=FILE, help="Append all to this archive first, with bodies.")
@@ -70,12 +70,12 @@ _WHICH, _SPEED, _SAFETY = "Which messages", "How fast", "Safety and output"
     type=READABLE_FILE,
     help="Put an archive back on QUEUE, each message once.",
 )
-@option(_SAFETY, "--dry-run", help="Look, and say what would be done.")
+@option(_SAFETY, "--dry-run", help="Look, and predict the result without sending.")
 @option(_SAFETY, "--yes", "-y", help="Send without asking.")
 @option(
     _SAFETY,
     "--force",
-    help="Continue even if SQS will delete messages before their turn, or if QUEUE has a"
+    help="Continue even if SQS will delete messages before they can be sent, or if QUEUE has a"
     " dead-letter queue of its own.",
 )
 @option(_SAFETY, "--json", "as_json", help="Print events as JSON lines.")
@@ -91,8 +91,8 @@ def sqs_redrive(
 ) -> None:
     """Send the messages of a dead-letter queue back to where they came from.
 
-    QUEUE is the dead-letter queue or a queue that has one: a name, URL or ARN. The command looks
-    first and asks. It deletes a message when SQS has reported it as sent.
+    QUEUE is the dead-letter queue or a queue that has one: a name, URL or ARN. The command first
+    looks at the messages and asks you. It deletes a message when SQS has reported it as sent.
     """
     shell = Shell(app_of(ctx), queue, options, as_json=as_json)
     with shell.ending(), interrupt_on_signals():

@@ -1,4 +1,7 @@
-"""Look, ask and run for ``celery sqs-redrive``, and end with a last event in every case."""
+"""Look at the queue, ask the user and redrive, for ``celery sqs-redrive``.
+
+With ``--json``, the last line is a ``Finished`` event in every case.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ from .text import counted
 
 
 class Shell:
-    """The shell of one invocation.
+    """One invocation of the command.
 
     Arguments:
         options: as for :func:`~celery_sqs_backoff.redrive`.
@@ -44,16 +47,16 @@ class Shell:
     def __init__(self, app: Any, queue: str, options: dict[str, Any], *, as_json: bool) -> None:
         self._app, self._queue, self._options = app, queue, options
         self._as_json = as_json
-        self._has_ended = False  # whether a script has got its last event
+        self._has_ended = False  # whether ``Finished`` was printed for scripts
         self._journal: str | None = None
         self._report: RedriveReport | None = None
-        self._has_started = False  # and may hide messages
+        self._has_started = False  # whether the run has begun, so that it may hide messages
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """End the command when the block raises, with a last event for scripts.
+        """End the command if the block raises, with a last event for scripts.
 
-        If the run had begun, print its counts, too.
+        If the run has begun, also print its counts.
         """
         try:
             yield
@@ -81,12 +84,12 @@ class Shell:
             print_report(report, queue=self._queue, options=self._options, journal=self._journal)
 
     def look(self, **settings: Any) -> Plan:
-        """Look at the queue. ``settings`` go to ``peek``."""
+        """Look at the queue, and return the plan. ``peek`` gets ``settings``, too."""
         settings = {"sample": DEFAULT_SAMPLE, **settings, **self._options}
         stop = threading.Event()
         with ExitStack() as signals:
 
-            def on_start() -> None:  # until then no message is hidden, and a signal interrupts
+            def on_start() -> None:  # before the start no message is hidden: a signal ends the look
                 signals.enter_context(until_signalled(stop))
                 self._has_started = True
 
@@ -107,7 +110,7 @@ class Shell:
             print_plan(plan, err=False)
         click.echo(describe_cost(plan), err=True)
         self._refuse_if_too_late(plan)
-        self._end("done", "a dry run: nothing was sent")
+        self._end("done", "a dry run: no message was sent")
         if not has_selection(self._options) or plan.matching:
             return DONE
         click.echo(no_match(plan), err=True)
@@ -116,7 +119,7 @@ class Shell:
     def _refuse_if_too_late(self, plan: Plan) -> None:
         if plan.is_too_late and not self._options["force"]:
             raise RedriveRefused(
-                "SQS will delete the oldest messages before their turn comes. Raise the rate, or"
+                "SQS will delete the oldest messages before they can be sent. Raise the rate, or"
                 " the queue's retention period.",
                 overridable=True,
             )
@@ -125,8 +128,8 @@ class Shell:
         """Look, print the plan, and ask. Return the exit code, or ``None`` to go on.
 
         Arguments:
-            is_answered: do not ask (``--yes``). A slow run is looked at nevertheless, because SQS
-                may delete messages before their turn.
+            is_answered: do not ask (``--yes``). Look only if the run has a rate, to refuse it if
+                SQS would delete messages before they can be sent.
         """
         options = self._options
         if is_answered:
@@ -150,7 +153,7 @@ class Shell:
             count = round(plan.messages * plan.unknown / plan.looked_at)
             options["include_unknown"] = self._confirm(
                 f"{about}{count} of them may have been DONE ALREADY (outcome UNKNOWN): a replay may"
-                " do them twice. Send these, too?"
+                " do them twice. Send them, too?"
             )
             plan.ready += plan.unknown * options["include_unknown"]
         return None if self._confirm(self._question(plan)) else self._decline()
@@ -172,7 +175,7 @@ class Shell:
 
     def _confirm(self, question: str) -> bool:
         try:
-            if sys.stdin is None:  # the parent process closed it
+            if sys.stdin is None:  # the parent process closed stdin
                 raise click.Abort
             return click.confirm(question, err=True)
         except click.Abort as exc:
@@ -190,27 +193,27 @@ class Shell:
         with ExitStack() as signals, shown as on_event:
 
             def note(event: Any) -> None:
-                if isinstance(event, Started):  # until then a signal interrupts
+                if isinstance(event, Started):  # before it, a signal ends the command immediately
                     signals.enter_context(until_signalled(stop))
                     self._has_started, self._journal = True, event.journal
                     if not (rate or self._options["delete"] or self._options["restore"]):
                         click.echo("Warning: no --rate: as fast as SQS takes them.", err=True)
                 elif isinstance(event, Finished):
                     self._report = event.report
-                # After a signal the terminal may have hung up.
+                # After a signal the terminal may be closed.
                 with suppress(OSError) if stop.is_set() else nullcontext():
                     on_event(event)
 
             try:
                 return redrive(self._app, self._queue, on_event=note, stop=stop, **self._options)
             except (ValueError, TypeError) as exc:
-                if self._report is None:  # an option is wrong
+                if self._report is None:  # the run did not begin, because an option is wrong
                     raise
                 raise RedriveError(f"{type(exc).__name__}: {exc}") from exc
 
 
 def _read_end(exc: BaseException, *, may_hide: bool) -> tuple[str, int, str]:
-    """Return the name of an error in the last event, its exit code, and its text."""
+    """Return ``ended`` of the last event for an error, the exit code, and the error's text."""
     if isinstance(exc, KeyboardInterrupt):
         hidden = "hidden messages show within 15 min" if may_hide else "no message was received"
         return "interrupted", INTERRUPTED, f"interrupted: {hidden}"
@@ -231,10 +234,11 @@ _OF_END = {
 
 
 def exit_code(report: RedriveReport, options: Mapping[str, Any]) -> int:
-    """Return the exit code for a report. The gravest of several codes wins."""
+    """Return the exit code for a report. If several codes apply, return the most serious one."""
     if report.ended in _OF_END:
         return _OF_END[report.ended]
-    in_doubt = 0 if options.get("include_unknown") else report.in_doubt  # else they were sent again
+    # With include_unknown, the run has sent messages in doubt again, so no one has to look at them.
+    in_doubt = 0 if options.get("include_unknown") else report.in_doubt
     if report.failed or report.not_deleted or in_doubt:
         return FOUND
     if report.ended is Ended.INCOMPLETE:

@@ -1,4 +1,4 @@
-"""``celery sqs-safe`` shows guards, locks, steps and workflows, and frees them."""
+"""``celery sqs-safe``: show guards, locks, steps and workflows, and delete their records."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .text import counted
 _KINDS = ("guard", "lock", "workflow", "step")
 
 _CLOSING = (
-    "is closing: its steps are being taken back by the task celery_sqs_backoff.take_back. Let that"
-    " end first. (Redrive it, if it is a dead letter.)"
+    "is closing: the task celery_sqs_backoff.take_back is undoing its steps. Wait until that task"
+    " has ended. (If it is a dead letter, redrive it.)"
 )
 
 
@@ -60,18 +60,18 @@ def sqs_safe(
     show_results: bool,
     yes: bool,
 ) -> None:
-    """See and free the guards, locks, workflows and steps of SCOPE.
+    """Show and free the guards, locks, workflows and steps of SCOPE.
 
     SCOPE is the key of a guard or lock, the scope of steps or of a workflow, such as order:7, or
     task:NAME:ID for the records of one message. "list" names the records, "show" adds their
     content, and "free" deletes records, which needs --kind.
 
-    A freed lock lets another run in, a freed guard another message, and a freed step is done again.
-    A freed workflow forgets which steps it has to take back. If it was taken back, it begins again,
-    with all its steps except the ones without undo. You cannot undo this.
+    A freed lock lets another run in. A freed guard lets another message pass. A freed step is done
+    again. A freed workflow forgets which steps to undo. If its steps were undone, the workflow
+    begins again, but it keeps the steps without undo. You cannot undo "free".
     """
     if action == "free" and kind is None:
-        raise click.UsageError("free: say which records, with --kind")
+        raise click.UsageError("free: name the kind of records with --kind")
     app = app_of(ctx)
     try:
         records = open_records(app)
@@ -88,7 +88,7 @@ def sqs_safe(
         if action == "free":
             for name in (name for entry in found for name in kept_steps(entry)):
                 click.echo(
-                    f"not taken back, for it has no undo, so it stays: {printable(name)}", err=True
+                    f"kept, because it has no undo and was not undone: {printable(name)}", err=True
                 )
             for entry in found:
                 if entry.state == CLOSING:

@@ -1,4 +1,4 @@
-"""Print a plan and a report for people. All text from messages is made safe to print."""
+"""Print a plan and a report for people. Control codes in texts from messages are escaped."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from celery_sqs_backoff.units import spell_duration
 from .options import has_selection
 from .text import counted, safe
 
-#: The most lines of a histogram that are shown.
+#: A histogram shows at most this number of lines.
 _TOP = 10
 
-#: A body or a traceback of more characters is cut.
+#: A body or a traceback with more characters is cut.
 _MOST_OF_A_BODY = 1_048_576
 
 _COLUMNS = ("id", "task", "task id", "age", "outcome", "reason", "error")
 
 
 def print_plan(plan: Plan, *, err: bool) -> None:
-    """Print a plan. With ``err`` it goes to stderr, because stdout is for results."""
+    """Print a plan. ``err``: print it on stderr, because the plan is not the command's result."""
     for line in _plan_lines(plan):
         click.echo(line, err=err)
 
@@ -45,7 +45,7 @@ def _plan_lines(plan: Plan) -> Iterator[str]:
         ("by reason", plan.by_reason),
         ("by age", plan.by_age),
         ("goes to", plan.by_destination),
-        ("what would be done", plan.by_action),
+        ("predicted action", plan.by_action),
     ):
         if histogram:
             yield _heading(title)
@@ -74,7 +74,7 @@ def _heading(text: str) -> str:
 
 
 def describe_cost(plan: Plan) -> str:
-    """Describe the cost of a look, for stderr."""
+    """Return a sentence about the receives that a look has cost, for stderr."""
     cost = "Each message looked at was received once more, which SQS counts"
     if not plan.not_given_back:
         return f"{cost}, and given back."
@@ -85,14 +85,14 @@ def describe_cost(plan: Plan) -> str:
 
 
 def no_match(plan: Plan) -> str:
-    """Return the sentence for a selection without a message, in the queue or in the sample."""
+    """Return the sentence for a plan in which no message matches."""
     if plan.looked_at >= plan.messages:
         return "No message matched."
     return f"None of the {plan.looked_at} looked at match; there are {plan.messages}."
 
 
 def print_messages(plan: Plan, *, show_arguments: bool) -> None:
-    """Print one line per message below headings, with its arguments if asked for."""
+    """Print a table with one line per message. ``show_arguments``: also print the arguments."""
     click.echo("  ".join(_COLUMNS))
     for fact in plan.letters:
         click.echo(_line(fact))
@@ -149,7 +149,7 @@ def print_report(
 def closing(
     report: RedriveReport, *, queue: str, options: Mapping[str, Any], journal: str | None
 ) -> list[str]:
-    """Return sentences about sent messages, left messages with the reason, and next steps."""
+    """Return sentences about sent messages, about messages that stay and why, and next steps."""
     name, looked_at = shlex.quote(queue), report.looked_at - report.returned
     deletes, selects = bool(options.get("delete")), has_selection(options)
     number = report.dropped if deletes else report.sent
@@ -160,7 +160,7 @@ def closing(
         if report.ended is Ended.DONE:
             put_back_before = max(0, looked_at - number - report.failed - report.in_doubt)
     doubt = "twice" if options.get("include_unknown") else "already"
-    # A selection leaves most of them, so "of" would read as if they were left undone.
+    # Do not write "3 of 100 sent": with a selection, it would read as if 97 messages had failed.
     found = [
         f"{number} {done}, {looked_at} looked at."
         if selects
@@ -173,7 +173,7 @@ def closing(
         (report.poison - report.returned, "were replayed too often and stay (--max-replays)"),
         (report.failed, f"could not be {undone} and stay"),
         (report.unknown, "may have been done already and stay (--include-unknown)"),
-        # The run also skips messages that are not selected.
+        # With a selection, ``skipped`` also counts messages that are not selected.
         (not selects and report.skipped - report.unknown,
          "have expired and stay (--expired extend)"),
         (report.in_doubt, f"may have been sent {doubt}; their ids are above (--include-unknown)"),
@@ -189,10 +189,10 @@ def closing(
     elif report.ended is Ended.DONE and not looked_at:
         found.append("There was no message.")
     elif report.ended is Ended.DONE and selects and not has_done:
-        found.append("No message matched, or none that may be sent.")
+        found.append("No message matched, or no matching message may be sent.")
     peek = f"sqs-peek {name}{' --force' if options.get('force') else ''} --messages"
     if report.ended is not Ended.DONE or report.not_deleted:
-        goes_on = f", which goes on from {journal}" if journal else ""
+        goes_on = f", which continues from {journal}" if journal else ""
         found.append(f"Next: sqs-redrive {name} ...{goes_on}")
     elif report.failed or report.poison or report.in_doubt:
         found.append(f"Next: {peek}")
@@ -202,7 +202,7 @@ def closing(
         report.sent
         and report.remaining > report.skipped
         and not (options.get("limit") or options.get("restore"))
-    ):  # they came back after the last receive, or are new
+    ):  # messages that came back after the last receive, or new messages
         found.append(f"{report.remaining} are on the queue now: look with {peek}")
     return found
 
@@ -228,6 +228,6 @@ def _record(message: DlqMessage | None) -> dict[str, Any]:
 
 
 def _arguments(body: str) -> Any:
-    """Return the arguments of a task if they are JSON, else the body."""
+    """Return the arguments of a message's task if they are JSON. Otherwise return the body."""
     found = arguments(body)
     return body if found is None else found

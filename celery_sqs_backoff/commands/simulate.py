@@ -37,7 +37,7 @@ from .options import FILE, option
     "Scenario",
     "--capacity RATE",
     default="20/s",
-    help="Calls that the provider takes; it refuses more.",
+    help="Calls that the provider accepts; it refuses further calls.",
 )
 @option("Scenario", "--call DURATION", default="0.2s", help="How long a call to it takes.")
 @option("Scenario", "--workers N", type=click.IntRange(1), default=10, help="How many workers.")
@@ -67,8 +67,8 @@ def sqs_simulate(
 ) -> None:
     """Simulate an outage of the provider with the app's own options, in virtual time.
 
-    Two strategies stand side by side: your delay policy alone (full-jitter), and with a provider.
-    The command sends no message and does not ask SQS.
+    The command compares two strategies: your delay policy alone (full-jitter), and your delay
+    policy with a provider. It sends no message and does not ask SQS.
     """
     app = app_of(ctx)
     try:
@@ -81,7 +81,7 @@ def sqs_simulate(
             plot(results, f"an outage of {spell_duration(scenario.outage)}", picture)
     except (ValueError, OSError) as exc:
         if isinstance(exc, OSError) and exc.filename is None:
-            raise  # stdout failed
+            raise  # stdout failed, not the picture
         raise CommandFailed(exc, USAGE) from exc
 
 

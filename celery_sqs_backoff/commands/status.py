@@ -41,13 +41,13 @@ _OWN_STORE: Final = "sqs_backoff['store'] is one that workers do not share with 
     """,
 )
 @queues_option
-@option("Output", "--json", "as_json", help="One JSON object; null is not known.")
+@option("Output", "--json", "as_json", help="One JSON object; null = not known.")
 def sqs_status(ctx: click.Context, queues: list[str] | None, as_json: bool) -> None:
     """Count the messages of each queue that are ready, waiting for a retry, running or dead.
 
-    SQS reports running and waiting messages as one number, in flight. Workers report the split,
-    the age of messages and the state of providers every ten seconds if you set
-    sqs_backoff['store']; without it you see "?". This command receives no message.
+    SQS reports running and waiting messages as one number, in flight. If you set
+    sqs_backoff['store'], workers report both numbers, the age of messages and the state of
+    providers every ten seconds. Without a store you see "?". This command receives no message.
     """
     app = app_of(ctx, needs_sqs=True)
     select_queues(app, queues)
@@ -84,7 +84,7 @@ def _read(app: Any) -> list[QueueStatus]:
         with connection_to_look(app) as connection:
             finder = QueueFinder(connection.default_channel, attempts=2)
             return [_read_one(finder, name) for name in names]
-    except Exception as exc:  # noqa: BLE001  # kombu and botocore raise many types
+    except Exception as exc:  # noqa: BLE001  # kombu and botocore may raise any of many types
         failure = why_not(exc)
         return [QueueStatus(name=name, failure=failure) for name in names]
 
@@ -97,7 +97,7 @@ def _read_one(finder: QueueFinder, name: str) -> QueueStatus:
 
 
 def _workers(app: Any) -> tuple[list[WorkerNow] | None, str]:
-    """Return the records of workers, or ``None`` and the reason."""
+    """Return the workers' records and an empty text, or ``None`` and the reason."""
     if not is_store_shared(app):
         return None, _OWN_STORE if has_store(app) else _NO_STORE
     try:

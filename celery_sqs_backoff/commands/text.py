@@ -10,10 +10,10 @@ MOST_CHARACTERS = 400
 
 
 def safe(text: object, limit: int = MOST_CHARACTERS) -> str:
-    """Return a text on one line, of about ``limit`` characters, without codes for the terminal.
+    """Return a text as one line of about ``limit`` characters, without codes for the terminal.
 
-    Characters that stdout's encoding lacks become escapes, because printing must not end a
-    command.
+    Characters that stdout's encoding lacks become escapes. Otherwise printing them would end the
+    command with an error.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return printable(str(text), limit).encode(encoding, "backslashreplace").decode(encoding)

@@ -118,8 +118,8 @@ def test_the_end_counts_what_is_in_doubt_and_all_of_its_ids_are_above(resend, sa
         ({"poison": 1}, {"force": True}, "sqs-peek q --force --messages"),
         ({"skipped": 1, "unknown": 1}, {}, "sqs-peek q --messages --outcome UNKNOWN"),
         ({"ended": Ended.INCOMPLETE}, {}, "sqs-redrive q ..."),
-        ({"ended": Ended.GATE, "failed": 1}, {}, "sqs-redrive q ..., which goes on from j"),
-        ({"sent": 1, "not_deleted": 1}, {}, "sqs-redrive q ..., which goes on from j"),
+        ({"ended": Ended.GATE, "failed": 1}, {}, "sqs-redrive q ..., which continues from j"),
+        ({"sent": 1, "not_deleted": 1}, {}, "sqs-redrive q ..., which continues from j"),
     ],
 )
 def test_the_end_names_one_command_to_type_next(report, options, command):

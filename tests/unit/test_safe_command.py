@@ -207,7 +207,7 @@ def test_what_was_not_taken_back_is_not_done_again_in_a_freed_workflow(app):
     open_account.apply(kwargs={"is_closed": True}, task_id="message")
     freed = run(app, "free", "order:8", "--kind", "workflow", "--yes")
     assert freed.exit_code == safe.DONE
-    assert "so it stays: account" in freed.stderr
+    assert "was not undone: account" in freed.stderr
     assert "step      done         account" in run(app, "list", "order:8").stdout
     assert open_account.apply(kwargs={"is_closed": False}, task_id="message").result == "released"
     account, release, released_again = done

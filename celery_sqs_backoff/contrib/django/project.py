@@ -7,7 +7,7 @@ from typing import Any
 from celery import current_app
 from celery.exceptions import ImproperlyConfigured
 
-from celery_sqs_backoff.commands.app import is_made_up
+from celery_sqs_backoff.commands.app import is_fallback_app
 
 
 def project_app() -> Any:
@@ -17,7 +17,7 @@ def project_app() -> Any:
         ImproperlyConfigured: this process has not imported an app.
     """
     app = current_app._get_current_object()
-    if is_made_up(app):
+    if is_fallback_app(app):
         raise ImproperlyConfigured(
             "the project's Celery app is not imported: write 'from .celery import app as"
             " celery_app' into the __init__.py beside settings.py"
