@@ -1,7 +1,8 @@
-"""The doctor finds faults of a set-up before it loses a message, by pure rules over facts.
+"""Find faults in a set-up that could lose or repeat messages.
 
-``look`` reads the facts from SQS and from a Celery app, ``facts`` holds them, and ``rules`` finds
-the faults in them. A finding states evidence, its consequence in an outage, and the fix.
+``look`` reads facts from SQS and from a Celery app, ``facts`` defines them, and the pure functions
+in ``rules`` find faults in them. A finding states the evidence, the consequence in an outage, and
+the fix.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Facts about queues, tasks and settings, as plain values, so that rules need no SQS.
+"""Facts about queues, tasks and settings, as plain values, so that rules do not call SQS.
 
-``None`` means that a fact is not known. A rule is silent about it then.
+``None`` means that a fact is not known. A rule reports no fault that depends on an unknown fact.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..sqs.arns import region_of
 from ..sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
 from ..sqs.queues import read_redrive_policy
 
-#: SQS's code for the URL of a queue that does not exist.
+#: SQS's error code for a queue that does not exist.
 NO_SUCH_QUEUE = "NonExistentQueue"
 
 
@@ -28,14 +28,15 @@ class QueueFacts:
     """One queue that the app consumes, and the dead-letter queue that its redrive policy names.
 
     Args:
-        name: as in Celery.
-        url: on SQS.
-        attributes: as GetQueueAttributes returned them; ``None``: they could not be read.
-        failure: why not: SQS's error code.
-        dlq: the dead-letter queue, if there is one; its own ``dlq`` is never followed.
-        denied: actions that SQS refused to this identity.
-        is_consumed: whether workers of the app receive from it.
-        client_region: where it was looked for, if it has no URL.
+        name: name of the queue in Celery.
+        url: URL of the queue on SQS.
+        attributes: as GetQueueAttributes returned them; ``None`` = they could not be read.
+        failure: SQS's error code if the attributes could not be read.
+        dlq: facts about the dead-letter queue; ``None`` = the queue has no dead-letter queue. The
+            ``dlq`` of a dead-letter queue itself is not read.
+        denied: actions that SQS denied to the identity that ran the doctor.
+        is_consumed: whether workers of the app receive from the queue.
+        client_region: Region in which the queue was looked up, for a queue without a URL.
     """
 
     name: str
@@ -53,7 +54,7 @@ class QueueFacts:
 
     @property
     def region(self) -> str | None:
-        """Region in the queue's URL, else the client's. ``None`` = not known."""
+        """Region in the queue's URL, or the client's Region. ``None`` = not known."""
         return region_of(urlsplit(self.url).hostname or "") or self.client_region
 
     @property
@@ -74,7 +75,7 @@ class QueueFacts:
 
     @property
     def redrive_allow_policy(self) -> dict[str, Any]:
-        """Policy as a mapping. Without a policy it is empty, which allows every source."""
+        """RedriveAllowPolicy as a mapping. Without a policy it is empty: SQS allows all sources."""
         try:
             found = json.loads((self.attributes or {}).get("RedriveAllowPolicy") or "{}")
         except ValueError:
@@ -94,7 +95,7 @@ class QueueFacts:
         return value or None
 
     def number(self, name: str) -> int | None:
-        """Return an attribute as a number, or ``None`` if it is not known."""
+        """Return an attribute as a number. ``None`` = not known."""
         try:
             return int((self.attributes or {})[name])
         except (KeyError, TypeError, ValueError):
@@ -106,21 +107,21 @@ class TaskFacts:
     """One task of the app that is not Celery's own.
 
     Args:
-        name: as registered.
-        queue: where it goes unless its caller says otherwise: by the task, by task_routes, or
-            because that is the default; ``None``: not known.
-        also_to: queues that entries of ``beat_schedule`` name for it.
-        exchange: that it is routed to instead of a queue.
+        name: name under which the task is registered.
+        queue: queue of the task unless its caller names another, from the task, ``task_routes`` or
+            ``task_default_queue``; ``None`` = not known.
+        also_to: queues that entries of ``beat_schedule`` name for the task.
+        exchange: exchange that the task is routed to; ``None`` = it is routed to a queue.
         is_covered: whether its base class is ``SQSBackoffTask``.
         backoff: the delay policy; ``None`` without the base class.
-        retry_for: seconds, ``None`` = no limit.
+        retry_for: seconds; ``None`` = no limit.
         max_retries: ``None`` = no limit.
         fifo_cap: the longest delay on a FIFO queue, in seconds.
-        retried_errors: names of the exception classes that are RETRYABLE.
-        needs_store: whether it needs a store, for a guard or workflows.
-        wants_dlq: whether it dead-letters the messages that it gives up.
-        acks_late: Celery's option.
-        autoretries: whether Celery's own autoretry is on.
+        retried_errors: names of the exception classes in ``retry_on``.
+        needs_store: whether the task has a guard or workflows, which need a store.
+        wants_dlq: whether given-up messages of the task go to the dead-letter queue.
+        acks_late: Celery's option ``acks_late``.
+        autoretries: whether Celery's own ``autoretry_for`` is on.
     """
 
     name: str
@@ -140,7 +141,7 @@ class TaskFacts:
 
     @cached_property
     def on_fifo(self) -> TaskFacts:
-        """The same task on a FIFO queue, where its delays are shorter."""
+        """The same task with its delays cut to ``fifo_cap``, as on a FIFO queue."""
         if self.backoff is None:
             return self
         return replace(self, backoff=tolerant(self.backoff, cap=self.fifo_cap))
@@ -148,17 +149,17 @@ class TaskFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class AppFacts:
-    """The app's settings, as far as a rule asks for them."""
+    """The settings of the app that rules use."""
 
     tasks: tuple[TaskFacts, ...] = ()
     has_store: bool = False
-    #: Why no worker can start with the store's settings; ``None``: it can.
+    #: Why no worker can start with the store's settings; ``None`` = workers can start.
     store_fault: str | None = None
-    #: Why the store cannot be used; ``None``: it can be, or was not asked.
+    #: Why the store cannot be used; ``None`` = it can be used, or was not asked.
     store_failure: str | None = None
-    #: Why others can write into the store; ``None``: they cannot, or it was not looked at.
+    #: Why other users of the store can forge records; ``None`` = they cannot, or not checked.
     store_forgeable: str | None = None
-    #: Why the store may drop records before their end; ``None`` = no sign of that.
+    #: Why the store may drop records before their end; ``None`` = no such setting was found.
     store_eviction: str | None = None
     default_queue: str = "celery"
     concurrency: int | None = None
@@ -168,13 +169,13 @@ class AppFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectFacts:
-    """All that was read."""
+    """All facts about a project: its queues, tasks and settings."""
 
     app: AppFacts = field(default_factory=AppFacts)
     queues: tuple[QueueFacts, ...] = ()
-    #: Whether ``queues`` are all that the app consumes, and not some that the operator has named.
+    #: Whether ``queues`` has all queues of the app. False if the operator has named some (``-Q``).
     are_all: bool = False
-    #: The broker, if it is not SQS: then no queue was looked at.
+    #: Name of the broker if it is not SQS. No queue was read then. ``None`` = SQS.
     other_broker: str | None = None
 
     @property
@@ -182,10 +183,11 @@ class ProjectFacts:
         return [task for task in self.app.tasks if task.is_covered]
 
     def sent_to(self, queue: QueueFacts) -> list[TaskFacts]:
-        """Return the tasks that a queue is likely to have, without tasks of other queues.
+        """Return the tasks that are probably sent to a queue.
 
-        If all go elsewhere, callers must name this queue. Then it has the tasks without a route,
-        or all of them if each has a route.
+        First, return tasks with this queue in their settings, and tasks with an unknown queue.
+        Without such tasks, callers must name the queue themselves. Then return the tasks without a
+        route, or all tasks if each has a route.
         """
         tasks = self.app.tasks
         found = [t for t in tasks if t.queue in (None, queue.name) or queue.name in t.also_to]
@@ -194,13 +196,14 @@ class ProjectFacts:
 
     @property
     def consumed(self) -> list[QueueFacts]:
-        """The queues that could be read."""
+        """Consumed queues that could be read."""
         return [q for q in self.queues if q.is_consumed and q.attributes is not None]
 
     @property
     def unread(self) -> list[QueueFacts]:
-        """Queues that exist, as far as is known, and could not be read, so that no rule asks them.
+        """Queues that could not be read, except queues that do not exist.
 
-        A denied permission is one reason, and also a finding, which can be ignored.
+        The rules check only queues that could be read. A missing permission is one reason. It is
+        also a finding, which the operator may ignore.
         """
         return [q for q in self.queues if q.attributes is None and not q.is_missing]

@@ -1,4 +1,4 @@
-"""Findings of rules, with evidence, consequence, and a fix to paste into a shell or Terraform."""
+"""Define rules and findings, and the commands and Terraform lines that fix a fault."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .facts import ProjectFacts, QueueFacts
 
 
 class Severity(Enum):
-    """How bad it is. The value is what ``--format json`` prints."""
+    """Severity of a finding. ``--format json`` prints the value."""
 
     ERROR = "error"  # messages are lost, repeated, or not processed
-    WARNING = "warning"  # an outage, a deploy or a crash will make one of it
-    INFO = "info"  # no message is at risk, but it costs money or surprises
+    WARNING = "warning"  # an outage, a deploy or a crash will turn the fault into an error
+    INFO = "info"  # no message is at risk, but the fault costs money or surprises the user
 
 
 @dataclass(frozen=True)
 class Fix:
-    """Lines that a person can paste. An empty text means that there is no such line.
+    """A fix for a person to paste. Each text may be empty.
 
     Attributes:
         aws: a line for the AWS command line.
@@ -35,15 +35,15 @@ class Fix:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with one subject.
+    """One fault of one queue, task or setting.
 
     Attributes:
-        id: of the rule: a letter for the severity and a number that is never used again.
-        severity: of the rule.
-        subject: the queue, task or setting.
-        evidence: the value read, the expected one, and how that was computed.
-        consequence: what happens to messages if it stays so.
-        fix: how to change it.
+        id: ID of the rule, a letter for the severity and a number that is never used again.
+        severity: severity of the rule.
+        subject: name of the queue, task or setting.
+        evidence: the actual value, the expected value, and how the expected one was computed.
+        consequence: the effect on messages if the fault is not fixed.
+        fix: how to fix the fault.
     """
 
     id: str
@@ -67,11 +67,11 @@ class Rule:
     """One kind of fault.
 
     Attributes:
-        id: ``E`` (error), ``W`` (warning) or ``I`` (info) and a number, never used again.
+        id: ``E`` (error), ``W`` (warning) or ``I`` (info), and a number that is never used again.
         title: the fault, in a few words.
-        why: the page of ``--explain``: why it matters, with the source of each number.
-        ask: returns a report for each subject that has it.
-        is_live: whether its facts come from SQS or a store.
+        why: the text of ``--explain``. It says why the fault matters and where numbers come from.
+        ask: returns a report for each subject that has the fault.
+        is_live: whether the rule needs facts from SQS or a store.
     """
 
     id: str
@@ -89,7 +89,7 @@ class Rule:
         return [Finding(self.id, self.severity, *report) for report in self.ask(facts)]
 
 
-#: SQS's attribute names and Terraform's arguments of ``aws_sqs_queue``.
+#: Terraform's argument of ``aws_sqs_queue`` for each attribute of SQS.
 #: https://registry.terraform.io/providers/hashicorp/aws/latest/docs/resources/sqs_queue
 _TERRAFORM = {
     "DelaySeconds": "delay_seconds",
@@ -104,7 +104,7 @@ _TERRAFORM = {
 def aws_sqs(action: str, queue: QueueFacts) -> str:
     """Return the start of an ``aws sqs`` command.
 
-    It names the Region, because the command line ignores the one in the URL.
+    It has a ``--region``, because the command line ignores the Region in the queue's URL.
     """
     return f"aws sqs {action}" + (f" --region {queue.region}" if queue.region else "")
 
@@ -112,14 +112,14 @@ def aws_sqs(action: str, queue: QueueFacts) -> str:
 def set_attribute(
     queue: QueueFacts, name: str, value: int | str | Mapping[str, object], text: str = ""
 ) -> Fix:
-    """Set one attribute of a queue.
+    """Return the fix that sets one attribute of a queue.
 
     Args:
-        queue: the queue.
-        name: of the attribute on SQS.
-        value: a policy as a mapping. An empty text removes a policy; Terraform would
-            not change it if the configuration had ``null``.
-        text: another step to take.
+        queue: the queue to change.
+        name: name of the attribute on SQS.
+        value: the new value. A policy is a mapping, and an empty text removes a policy. (With
+            ``null``, Terraform would not change it.)
+        text: a further step for the user. May be empty.
     """
     if isinstance(value, Mapping):
         plain = json.dumps(value)
@@ -140,9 +140,9 @@ def create_queue(queue: QueueFacts, name: str, *attributes: str) -> str:
     """Return the command that creates a queue of the same type and in the same Region.
 
     Args:
-        queue: the queue that it belongs to.
-        name: of the new queue.
-        attributes: in the shorthand of the command line.
+        queue: the existing queue, which gives type and Region.
+        name: name of the new queue.
+        attributes: attributes such as ``"DelaySeconds=5"``, the shorthand of the command line.
     """
     if queue.is_fifo:
         attributes = (*attributes, "FifoQueue=true")

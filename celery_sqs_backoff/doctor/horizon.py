@@ -1,4 +1,7 @@
-"""Draw how far a number of receives reaches. The seed is fixed, so the words stay the same."""
+"""Estimate by random draws how long a number of receives lasts.
+
+The seed is fixed, so a finding has the same numbers each time.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
 
 DRAWS = 200
 
-#: With many receives, fewer messages are drawn: a worker checks all its queues when it starts.
+#: Upper limit of drawn delays per queue, because a worker checks all its queues when it starts.
 _MOST_DELAYS = 10_000
 
 _SEED = 0
@@ -26,11 +29,12 @@ def dead_lettered_after(
 ) -> tuple[float, float]:
     """Return after how many seconds of an outage messages become dead letters.
 
-    The first number is for the first message, the second for half of them. While all calls fail,
-    messages do not influence one another, so each is a sum of delays.
+    The first number is the time of the first dead letter. After the second number, half of the
+    messages are dead letters. While all calls fail, messages do not influence one another, so each
+    time is a sum of delays.
 
     Args:
-        backoff: the delays.
+        backoff: the delay policy.
         receives: the queue's ``maxReceiveCount``.
         retry_for: seconds; ``None`` = no limit.
         max_retries: ``None`` = no limit.
@@ -49,16 +53,16 @@ def dead_lettered_after(
 def receives_within(
     backoff: Policy, *, retry_for: float | None, max_retries: int | None, draws: int = DRAWS
 ) -> int:
-    """Return the receives that 99 of 100 messages need until their budget ends.
+    """Return the number of receives that 99 of 100 messages need until their budget ends.
 
-    It is at most 1,001, which is more than a redrive policy allows. A task without an end needs
-    1,000.
+    The number is at most 1,001, because a redrive policy allows at most 1,000. A task without
+    ``retry_for`` and ``max_retries`` needs 1,000.
 
     Args:
-        backoff: the delays.
+        backoff: the delay policy.
         retry_for: seconds; ``None`` = no limit.
         max_retries: ``None`` = no limit.
-        draws: messages to draw. With one, the result is a rough estimate.
+        draws: number of messages to draw. With 1, the result is a rough estimate.
     """
     rng, has_end = Random(_SEED), retry_for is not None or max_retries is not None
     counts = sorted(

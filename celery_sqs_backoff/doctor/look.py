@@ -1,7 +1,7 @@
-"""Read the facts: from a Celery app, and, for the live half, from SQS and the store.
+"""Read facts from a Celery app, and for live rules from SQS and the store.
 
-Looking is harmless. It reads attributes. To find denied permissions, it makes two calls with a
-receipt handle that does not exist, and one to the dead-letter queue without a message.
+This changes no queue and no message. It reads attributes. To find denied permissions, it makes two
+calls with a receipt handle that does not exist, and one to the dead-letter queue without a message.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from ..sqs.queues import queue_name, sibling_url
 from ..sqs.redact import mask
 from .facts import AppFacts, ProjectFacts, QueueFacts, TaskFacts
 
-#: No message ever had it, so no message is touched.
+#: A receipt handle that no message ever had, so calls with it affect no message.
 _FALSE_HANDLE = "celery-sqs-backoff-doctor-not-a-receipt-handle"
 
-#: Celery's switch: with Django it runs the system checks before it imports tasks.
+#: Environment variable of Celery. In a Django project, Celery runs the system checks before it
+#: imports tasks, unless this variable is set.
 _SKIP_CHECKS = "CELERY_SKIP_CHECKS"
 
 
 class NotImported(Exception):
-    """A module of tasks cannot be imported here. Its cause says why."""
+    """A module of tasks cannot be imported. ``__cause__`` is the module's error."""
 
 
 def load_tasks(app: Any) -> None:
     """Import the modules of an app's tasks, as a worker does at its start, and finalize it.
 
-    Without Django's system checks, because one of them may be the caller. Output of the modules
-    goes to stderr: stdout is for the caller's results.
+    Do not run Django's system checks, because one of them may be the caller. Send output of the
+    modules to stderr, because stdout is for the caller's results.
 
     Raises:
-        NotImported: a module has raised, or has tried to end the process.
-        Exception: an option of a task raised it.
+        NotImported: a module raised an exception, or tried to end the process.
+        Exception: an option of a task is invalid.
     """
     before = os.environ.get(_SKIP_CHECKS)
     os.environ[_SKIP_CHECKS] = "yes"
@@ -62,7 +63,7 @@ def load_tasks(app: Any) -> None:
 
 
 def why_not_loaded(exc: BaseException) -> str:
-    """Return what :func:`load_tasks` has raised, and in which line of a module."""
+    """Return the text of an error of :func:`load_tasks`, with the file and line of its cause."""
     return str(exc) if isinstance(exc, NotImported) else _reason(exc)
 
 
@@ -77,11 +78,11 @@ def look(app: Any, *, live: bool = True, are_named: bool = False) -> ProjectFact
 
     Args:
         app: the Celery app; its tasks are loaded (:func:`load_tasks`).
-        live: whether to ask SQS and the store too.
-        are_named: whether the operator has named the queues to look at (``-Q``).
+        live: whether to ask SQS and the store, too.
+        are_named: whether the operator has named the queues to check (``-Q``).
 
     Raises:
-        kombu.exceptions.OperationalError, botocore's errors: SQS cannot be reached at all.
+        kombu.exceptions.OperationalError, botocore's errors: SQS cannot be reached.
     """
     facts = facts_of_app(app, live=live)
     if not live:
@@ -110,9 +111,10 @@ def look(app: Any, *, live: bool = True, are_named: bool = False) -> ProjectFact
 
 
 def read_ignored(app: Any) -> tuple[str, ...]:
-    """Return the ids that ``sqs_backoff["ignore_findings"]`` names, each with its reason there.
+    """Return the IDs in ``sqs_backoff["ignore_findings"]``, which maps IDs to reasons.
 
-    An id, or ``id:subject``, without a reason is not ignored, so that each exception states why.
+    A key is an ID or ``ID:subject``. A key without a reason is left out, so that each ignored
+    finding has a stated reason.
     """
     settings = app.conf.get("sqs_backoff")
     ignored = settings.get("ignore_findings") if isinstance(settings, Mapping) else None
@@ -122,7 +124,7 @@ def read_ignored(app: Any) -> tuple[str, ...]:
 
 
 def facts_of_app(app: Any, *, live: bool = False) -> AppFacts:
-    """Read the settings and the tasks of an app, and with ``live`` ask its store."""
+    """Read the settings and the tasks of an app. ``live``: also ask its store."""
     conf = app.conf
     if not isinstance(conf.broker_transport_options or {}, Mapping):
         raise ImproperlyConfigured("invalid broker_transport_options: expected a mapping")
@@ -131,7 +133,7 @@ def facts_of_app(app: Any, *, live: bool = False) -> AppFacts:
         tasks=tuple(_tasks(app)),
         has_store=isinstance(own, Mapping) and own.get("store") is not None,
         default_queue=conf.task_default_queue,
-        # Celery 5.7 knows "auto" too.
+        # From Celery 5.7 on, the setting may also be "auto".
         concurrency=c if isinstance(c := conf.worker_concurrency, int) else None,
         prefetch_multiplier=int(conf.worker_prefetch_multiplier),
         events=bool(conf.worker_send_task_events),
@@ -145,17 +147,18 @@ def facts_of_queue(
     """Read a queue, and the dead-letter queue that its redrive policy names.
 
     Args:
-        name: in Celery.
-        url: on SQS.
-        calls_of: from a queue's URL to its port.
-        is_consumed: whether workers receive from it; else only the needs of sending are tried.
+        name: name of the queue in Celery.
+        url: URL of the queue on SQS.
+        calls_of: returns the port for SQS calls on the queue with a URL.
+        is_consumed: whether workers receive from the queue. ``False`` = check only the permissions
+            that sending needs.
     """
     calls = calls_of(url)
     answer = calls.attributes()
     failure = answer if isinstance(answer, Failure) else None
     denied: list[str] = []
     if failure is None or _is_forbidden(failure):
-        # A worker that sends dead letters need not read their queue.
+        # A worker needs no permission to read the queue that it sends dead letters to.
         if failure is not None and is_consumed:
             denied.append("sqs:GetQueueAttributes")
         denied += _find_denied(calls, is_consumed)
@@ -175,7 +178,10 @@ def facts_of_queue(
 
 
 def _find_denied(calls: Calls, is_consumed: bool) -> Iterable[str]:
-    """Try the actions of a worker with a handle that does not exist, or without a message."""
+    """Yield the actions that SQS denies.
+
+    Try each action of a worker with a receipt handle that does not exist, or without a message.
+    """
     if not is_consumed:
         if _is_forbidden(calls.send_nothing()):
             yield "sqs:SendMessage"
@@ -189,7 +195,7 @@ def _find_denied(calls: Calls, is_consumed: bool) -> Iterable[str]:
 
 
 def _is_forbidden(failure: Failure | None) -> bool:
-    """Return whether a permission is missing. A wrong secret key is another fault."""
+    """Return whether the call failed for lack of a permission, and not for wrong credentials."""
     return (
         failure is not None
         and failure.kind is Kind.DENIED
@@ -197,12 +203,12 @@ def _is_forbidden(failure: Failure | None) -> bool:
     )
 
 
-#: Tasks of this package, such as the one that sends the outbox. No user can change their class.
+#: Prefix of this package's own tasks. The user cannot change their class, so no rule checks them.
 _OWN_TASKS = "celery_sqs_backoff."
 
 
 def _tasks(app: Any) -> Iterable[TaskFacts]:
-    from ..task.base import BackoffTask  # the rules can do without Celery
+    from ..task.base import BackoffTask  # imported late, because the rules do not need Celery
 
     by_beat = _beat_queues(app)
     for name, task in sorted(app.tasks.items()):
@@ -237,16 +243,16 @@ def _tasks(app: Any) -> Iterable[TaskFacts]:
 
 
 def _destination(app: Any, task: Any) -> tuple[str | None, str | None]:
-    """Return the queue that a task goes to unless its caller names another, or the exchange.
+    """Return the queue and the exchange that a task goes to unless its caller names another.
 
-    Neither is known where a router of the user's looks at the arguments.
+    Both are ``None`` if a router of the user depends on the task's arguments.
     """
     try:
         route = app.amqp.router.lookup_route(task.name, (), {}, {}, task)
         if route and not isinstance(route, Mapping):
             route = {"queue": route}
         default = app.conf.task_default_queue
-    except Exception:  # noqa: BLE001  # whatever the user's router raises
+    except Exception:  # noqa: BLE001  # the user's router may raise any exception
         route, default = {}, None
     options = dict(route or {"queue": default})
     for option in ("queue", "exchange", "routing_key"):
@@ -260,20 +266,20 @@ def _destination(app: Any, task: Any) -> tuple[str | None, str | None]:
 
 
 def _queue_of(app: Any, queue: Any) -> Any:
-    """Return kombu's queue of this name or alias, or ``None`` if Celery makes it up."""
+    """Return the app's queue of this name or alias, or ``None`` if its settings do not name it."""
     if not isinstance(queue, str):
         return queue
     return app.amqp.queues.aliases.get(queue) or app.amqp.queues.get(queue)
 
 
 def _name(of: Any) -> str | None:
-    """Return the name of one of kombu's queues or exchanges, or the name itself."""
+    """Return the name of a kombu queue or exchange. A text is a name already."""
     name = getattr(of, "name", of)
     return name if isinstance(name, str) else None
 
 
 def _beat_queues(app: Any) -> Mapping[str, set[str]]:
-    """Return the queues that beat names for a task, by the task's name."""
+    """Return the queues that ``beat_schedule`` names for each task, by the task's name."""
     found: dict[str, set[str]] = {}
     for entry in (app.conf.beat_schedule or {}).values():
         get = entry.get if isinstance(entry, Mapping) else functools.partial(getattr, entry)
@@ -285,14 +291,14 @@ def _beat_queues(app: Any) -> Mapping[str, set[str]]:
 
 
 def _facts_of_store(app: Any, *, live: bool) -> dict[str, Any]:
-    """Check the store's settings, and with ``live`` the store itself, which needs each right."""
+    """Check the store's settings. ``live``: also call each method of the store."""
     from ..store.check import check_by_asking, check_offline, eviction_of, forgery_of
     from ..store.errors import StoreUnavailable
 
     try:
         check_offline(app)
     except ImproperlyConfigured as exc:
-        # An image or a job that runs only migrations may lack a library that workers have.
+        # A job that runs only migrations may lack a library or a Region that workers have.
         is_lacking = isinstance(exc.__cause__, ImportError | NoRegionError)
         if is_lacking and not live:
             return {}
@@ -306,7 +312,7 @@ def _facts_of_store(app: Any, *, live: bool) -> dict[str, Any]:
     except ImproperlyConfigured as exc:
         found["store_failure"] = _of_store(exc)
     except StoreUnavailable as exc:
-        found["store_failure"] = f"it does not answer, or takes no changes ({exc})"
+        found["store_failure"] = f"it does not answer, or accepts no writes ({exc})"
     return found
 
 

@@ -1,6 +1,6 @@
 """The rules for queues, dead-letter queues, tasks, settings and permissions.
 
-An id is never used again, also when its rule is gone.
+If a rule is removed, its ID is not used again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .facts import ProjectFacts, QueueFacts, TaskFacts
 from .finding import Finding, Fix, Report, Rule, Severity, create_queue, set_attribute
 from .horizon import DRAWS, dead_lettered_after, receives_within
 
-#: A visibility timeout from here on is long: a killed worker's messages wait for it to end.
+#: A visibility timeout of this or more counts as long. A killed worker's messages wait for its end.
 _LONG_SECONDS: Final = 3_600
 
 #: SQS's default retention of a queue, and the longest.
 _FOUR_DAYS_SECONDS: Final = 345_600
 _FOURTEEN_DAYS_SECONDS: Final = 1_209_600
 
-#: An attribute of each dead-letter queue that a line creates.
+#: An attribute of each dead-letter queue that a suggested command creates.
 _KEPT: Final = f"MessageRetentionPeriod={_FOURTEEN_DAYS_SECONDS}"
 
 #: Queues that a RedriveAllowPolicy may name.
@@ -37,11 +37,11 @@ _MOST_SOURCES: Final = 10
 #: The doctor warns if a worker may prefetch more messages than this.
 _MUCH_PREFETCH: Final = 1_000
 
-#: Characters in the name of a policy.
+#: Largest number of characters in the name of an IAM policy.
 #: https://docs.aws.amazon.com/IAM/latest/APIReference/API_PutRolePolicy.html
 _MOST_POLICY_NAME: Final = 128
 
-#: Classes that do not tell whether the work was done.
+#: Exception classes that cover errors before and after the work was done.
 _BROAD: Final = frozenset(
     {
         "builtins.BaseException",
@@ -80,7 +80,7 @@ def _rule(id_: str, *, is_live: bool = True) -> Callable[[_Ask], _Ask]:
 
 
 def _queue_rule(id_: str) -> Callable[[_AskQueue], _AskQueue]:
-    """Make a rule of a function that is asked about each queue that could be read."""
+    """Make a rule of a function that is called for each queue that could be read."""
 
     def add(ask: _AskQueue) -> _AskQueue:
         def ask_all(facts: ProjectFacts) -> Iterator[Report]:
@@ -99,15 +99,15 @@ def _queue_rule(id_: str) -> Callable[[_AskQueue], _AskQueue]:
 def _visibility_timeout_zero(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The queue's visibility timeout is 0.
 
-    A received message must stay hidden until its worker has renewed its hold for the first
-    time. With 0 SQS shows it again immediately.
+    A received message must stay hidden until its worker has hidden it for longer. With a timeout of
+    0, SQS shows the message again immediately.
     """
     if queue.number("VisibilityTimeout") != 0:
         return None
     return (
         "VisibilityTimeout is 0; expected at least 30 seconds",
-        "Workers ask for 30 seconds at each receive. A worker without this package, which does not"
-        " ask, runs every task while others run it too.",
+        "Workers ask for 30 seconds at each receive. A worker without this package does not ask, so"
+        " several such workers run the same task at the same time.",
         set_attribute(queue, "VisibilityTimeout", 30),
     )
 
@@ -116,8 +116,9 @@ def _visibility_timeout_zero(queue: QueueFacts, facts: ProjectFacts) -> _QueueRe
 def _visibility_timeout_long(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The queue's visibility timeout is long.
 
-    It need not be longer than a task, because workers renew their hold on each message, for up
-    to 12 hours. It is how long the messages of a killed worker stay hidden.
+    After a worker is killed, its messages stay hidden until the timeout ends. The timeout may be
+    shorter than a task, because workers hide each message for longer while it runs, for up to
+    12 hours.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-visibility-timeout.html
     """
     seconds = queue.number("VisibilityTimeout") or 0
@@ -133,7 +134,7 @@ def _visibility_timeout_long(queue: QueueFacts, facts: ProjectFacts) -> _QueueRe
 
 @_rule("I014")
 def _small_messages(facts: ProjectFacts) -> Iterator[Report]:
-    """The queue refuses messages that SQS would take.
+    """The queue refuses messages that SQS could accept.
 
     Queues made before August 2025 keep their limit of 256 KiB.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-messages.html
@@ -145,8 +146,8 @@ def _small_messages(facts: ProjectFacts) -> Iterator[Report]:
                 yield (
                     one.name,
                     f"MaximumMessageSize is {size}; SQS allows {MAX_MESSAGE_BYTES}",
-                    "A larger message is refused when it is sent; a dead letter whose record does"
-                    " not fit loses its traceback.",
+                    "SQS refuses a larger message when it is sent. A dead letter loses its"
+                    " traceback if its record does not fit.",
                     set_attribute(one, "MaximumMessageSize", MAX_MESSAGE_BYTES),
                 )
 
@@ -155,8 +156,8 @@ def _small_messages(facts: ProjectFacts) -> Iterator[Report]:
 def _delay(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The queue delays every message.
 
-    A queue's DelaySeconds applies to each message without a delay of its own.
-    Celery's countdown and retries do not need it.
+    A queue's DelaySeconds applies to each message without a delay of its own. Celery's countdown
+    and retries do not need it.
     """
     if not (seconds := queue.number("DelaySeconds")):
         return None
@@ -171,8 +172,8 @@ def _delay(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
 def _missing(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The queue has no dead-letter queue.
 
-    A person looks at a message that cannot be retried, and replays it once the cause is gone.
-    Without a dead-letter queue it is deleted.
+    With a dead-letter queue, an operator can inspect a message that was given up, and replay it
+    when the cause is fixed. Without one, the worker deletes the message.
     """
     if facts.covered and not any(task.wants_dlq for task in facts.covered):
         return None
@@ -182,8 +183,7 @@ def _missing(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
         fix = _set_redrive_policy(queue, arn)
         return (
             "the queue has no RedrivePolicy; expected one with a dead-letter queue",
-            "A task that is given up is deleted with its message; nothing is left to look at"
-            " or to replay.",
+            "A message that is given up is deleted, so no one can inspect or replay it.",
             replace(
                 fix,
                 aws=f"{create_queue(queue, dlq, _KEPT)} && {fix.aws}",
@@ -233,12 +233,12 @@ def _not_allowed(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     permission = policy.get("redrivePermission", "allowAll")
     allowed = found if isinstance(found := policy.get("sourceQueueArns"), list) else []
     if permission == "denyAll" or (permission == "byQueue" and queue.arn not in allowed):
-        # Each fix replaces the policy: it names all that share the dead-letter queue.
+        # The fix replaces the policy, so it must name all queues that share the dead-letter queue.
         others = [one for one in facts.consumed if one.dlq and one.dlq.url == dlq.url]
         sharing = {one.arn or "" for one in others}
         return (
             f"RedriveAllowPolicy of {dlq.name} is {permission!r} and does not name {queue.arn}",
-            "SQS moves nothing from this queue to its dead-letter queue.",
+            "SQS moves no message from this queue to its dead-letter queue.",
             _allow(dlq, [*allowed, *sorted(arn for arn in sharing if arn not in allowed)]),
         )
     return None
@@ -263,8 +263,8 @@ def _dlq_of_dlq(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     return (
         f"the dead-letter queue {dlq.name} has a RedrivePolicy itself"
         f" (maxReceiveCount {dlq.max_receive_count})",
-        "Looking at its messages, in the console or with sqs-peek, counts as a receive, so SQS"
-        " moves them on, away from those who look for them.",
+        "Looking at its messages, in the console or with sqs-peek, counts as a receive. After"
+        " maxReceiveCount receives, SQS moves a message to the next dead-letter queue.",
         set_attribute(dlq, "RedrivePolicy", ""),
     )
 
@@ -273,8 +273,8 @@ def _dlq_of_dlq(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
 def _short_lived(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """Dead letters are deleted early.
 
-    On standard queues the enqueue timestamp of a message that SQS moves is unchanged, so its
-    time in the queue counts. On FIFO queues it is reset; there the rule expects SQS's own
+    On standard queues, a message that SQS moves keeps its enqueue timestamp, so its time in the
+    queue counts. On FIFO queues SQS resets the timestamp. There the rule expects at least SQS's
     default, four days.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
     """
@@ -291,8 +291,8 @@ def _short_lived(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
         least = min(mine + 1, _FOURTEEN_DAYS_SECONDS)
         expected = f"more than the queue's ({mine}), or {_FOURTEEN_DAYS_SECONDS}"
         effect = (
-            "A message that SQS moves keeps its age: one that was retried for"
-            f" {in_words(theirs)} is deleted as soon as it is a dead letter."
+            "A message that SQS moves keeps its age. If it was retried for"
+            f" {in_words(theirs)}, SQS deletes it as soon as it is a dead letter."
         )
     if theirs < least:
         return (
@@ -307,13 +307,14 @@ def _short_lived(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
 def _dlq_unreadable(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The dead-letter queue cannot be read.
 
-    A worker sends there and need not read it, so its policy in the docs does not let it.
+    A worker only sends to this queue. So the worker's policy in the docs has no permission to read
+    it.
     """
     dlq = queue.dlq
     if dlq is not None and dlq.attributes is None and not dlq.is_missing:
         return (
             f"the dead-letter queue {dlq.name} cannot be read ({dlq.failure})",
-            "Whether it keeps dead letters long enough, and takes them, was not checked.",
+            "It was not checked whether the queue accepts dead letters and keeps them long enough.",
             Fix(text="Run the doctor with sqs:GetQueueAttributes on the dead-letter queue."),
         )
     return None
@@ -323,8 +324,8 @@ def _dlq_unreadable(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
 def _retention(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """Retention ends before the retries do.
 
-    SQS deletes a message when its retention period is over, hidden or not. Workers give it up
-    shortly before.
+    SQS deletes a message when its retention period is over, even if the message is hidden. Workers
+    give the message up shortly before.
     """
     tasks = _find_covered(facts, queue)
     horizons = [(task.retry_for, task) for task in tasks if task.retry_for is not None]
@@ -364,16 +365,16 @@ def _find_covered(facts: ProjectFacts, queue: QueueFacts) -> list[TaskFacts]:
 def _few_receives(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """maxReceiveCount is too small for the delays.
 
-    SQS moves a message, without a reason on it, at the receive after maxReceiveCount; workers
-    give it up on the last one. On a FIFO queue fifo_cap makes delays shorter, so it takes more
-    receives. SQS allows up to 1000.
+    At the receive after maxReceiveCount, SQS moves a message to the dead-letter queue, without a
+    record of the reason. Therefore workers give the message up at the receive before. On a FIFO
+    queue, fifo_cap makes delays shorter, so a message needs more receives. SQS allows up to 1000.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
     """
     tasks = [task.on_fifo if queue.is_fifo else task for task in _find_covered(facts, queue)]
     allowed = queue.max_receive_count
     if allowed is None or not tasks:
         return None
-    # Only the neediest is looked at closely: 200 draws of each would take seconds of CPU.
+    # Estimate the neediest task by one draw. 200 draws of each task would take seconds of CPU.
     task = max(tasks, key=lambda task: _receives_needed(task, draws=1))
     if allowed >= (needed := _receives_needed(task)):
         return None
@@ -439,46 +440,48 @@ def _in_an_outage(queue: QueueFacts, task: TaskFacts, allowed: int) -> str:
 def _unreadable(facts: ProjectFacts) -> Iterator[Report]:
     """A queue that workers consume does not exist.
 
-    predefined_queues or task_queues name it.
+    The app names the queue in predefined_queues or task_queues.
     """
     for queue in facts.queues:
         if not (queue.is_consumed and queue.is_missing):
             continue
         evidence = f"the queue does not exist ({queue.failure})"
-        consequence = "Workers that consume it receive nothing; what is sent to it is refused."
+        consequence = "Workers that consume it receive no messages, and SQS refuses sends to it."
         fix = Fix(create_queue(queue, queue_name(queue.url)), text=_elsewhere(queue) + _NAME_OTHERS)
         if queue.failure == NOT_CREATED:
             consequence = (
-                "The first worker or sender creates it, if it may, without a dead-letter queue:"
-                " messages that are given up then are deleted."
+                "The first worker or sender creates it, if SQS allows that, without a dead-letter"
+                " queue. Messages that are given up are then deleted."
             )
         elif queue.failure == NOT_PREDEFINED:
             evidence = "the app consumes the queue, and predefined_queues does not name it"
-            consequence = "Workers that consume it do not start, and nothing can be sent to it."
+            consequence = "Workers that consume it do not start, and no task can be sent to it."
             add = "Add it to predefined_queues, or take it out of task_queues. "
             fix = Fix(text=add + _NAME_OTHERS)
         yield queue.name, evidence, consequence, fix
 
 
-_NAME_OTHERS: Final = "If workers consume others (-Q), name those: sqs-doctor -Q, or task_queues."
+_NAME_OTHERS: Final = (
+    "If workers consume other queues (-Q), name them with sqs-doctor -Q, or in task_queues."
+)
 
 
 def _elsewhere(queue: QueueFacts) -> str:
-    """Return a hint about the Region. Calls go to the client's, whichever the URL names."""
+    """Return a hint if the URL's Region is not the client's, where SQS calls go."""
     if queue.region is None or queue.failure == NOT_CREATED:
         return ""
     return (
-        f"Its URL is one of {queue.region}: is that the region in broker_transport_options, or in"
+        f"Its URL is in {queue.region}: is that the region in broker_transport_options, or in"
         " predefined_queues? "
     )
 
 
 @_rule("W036")
 def _not_looked_at(facts: ProjectFacts) -> Iterator[Report]:
-    """A queue that tasks go to was not looked at.
+    """A queue that tasks go to was not checked.
 
-    Without task_queues an app knows its default queue alone. A task's queue, task_routes or
-    beat_schedule name others, and workers receive from the queues in their -Q.
+    Without task_queues, an app knows only its default queue. A task's queue, task_routes or
+    beat_schedule may name other queues, and workers receive from the queues in their -Q option.
     """
     if not facts.are_all:
         return
@@ -492,9 +495,9 @@ def _not_looked_at(facts: ProjectFacts) -> Iterator[Report]:
         yield (
             name,
             f"{first}{f' and {len(more)} more go' if more else ' goes'} there unless its caller"
-            f" names another; looked at: {', '.join(sorted(looked_at))}",
-            "How this queue is set up was not checked.",
-            Fix(text=f"Name what workers consume: sqs-doctor -Q {name}, or task_queues."),
+            f" names another; checked: {', '.join(sorted(looked_at))}",
+            "The settings of this queue were not checked.",
+            Fix(text=f"Name the queues of the workers: sqs-doctor -Q {name}, or task_queues."),
         )
 
 
@@ -502,9 +505,9 @@ def _not_looked_at(facts: ProjectFacts) -> Iterator[Report]:
 def _lacks_permission(facts: ProjectFacts) -> Iterator[Report]:
     """An action is denied.
 
-    Tried harmlessly: DeleteMessage and ChangeMessageVisibility with a receipt handle that does
-    not exist, SendMessage to the dead-letter queue without a message. SQS checks permissions
-    first.
+    The doctor calls DeleteMessage and ChangeMessageVisibility with a receipt handle that does not
+    exist, and SendMessage to the dead-letter queue without a message. These calls affect no
+    message, and SQS checks permissions first.
     """
     for queue in facts.queues:
         for one, arn in ((queue, queue.arn), (queue.dlq, queue.dlq_arn)):
@@ -512,7 +515,7 @@ def _lacks_permission(facts: ProjectFacts) -> Iterator[Report]:
                 actions = ", ".join(one.denied)
                 yield (
                     one.name,
-                    f"SQS refuses {actions} to the identity that ran this",
+                    f"SQS denies {actions} to the identity that ran the doctor",
                     _consequence(one),
                     Fix(aws=_statement(one, arn), text="Workers may run as another identity."),
                 )
@@ -520,12 +523,12 @@ def _lacks_permission(facts: ProjectFacts) -> Iterator[Report]:
 
 def _consequence(queue: QueueFacts) -> str:
     if not queue.is_consumed:
-        return "What is given up stays hidden in its queue and never becomes a dead letter."
+        return "A message that is given up stays hidden in its queue and never is a dead letter."
     if "sqs:ChangeMessageVisibility" in queue.denied:
-        return "No retry can be delayed and no hold renewed: tasks run again while they run."
+        return "Workers cannot hide messages: no retry is delayed, and long tasks run twice."
     if "sqs:DeleteMessage" in queue.denied:
         return "Every task runs again and again, until maxReceiveCount ends it."
-    return "Workers cannot see how the queue is set up, or cannot receive."
+    return "Workers cannot read the settings of the queue, or cannot receive."
 
 
 def _statement(queue: QueueFacts, arn: str | None) -> str:
@@ -535,7 +538,7 @@ def _statement(queue: QueueFacts, arn: str | None) -> str:
         "Resource": arn or f"ARN of {queue.name}",
     }
     policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
-    # A name of its own, because put-role-policy replaces a policy of the same name.
+    # Use a unique name, because put-role-policy replaces a policy of the same name.
     actions = (action.partition(":")[2] for action in queue.denied)
     name = "-".join([queue_name(queue.url), *actions])[:_MOST_POLICY_NAME]
     return (
@@ -546,13 +549,13 @@ def _statement(queue: QueueFacts, arn: str | None) -> str:
 
 @_rule("W019", is_live=False)
 def _without_base_class(facts: ProjectFacts) -> Iterator[Report]:
-    """A task is not covered.
+    """A task does not have the base class SQSBackoffTask.
 
-    Tasks without the base class keep Celery's behaviour on SQS: retries are copies with a new
-    message id, and the dead-letter queue is never used.
+    Such a task keeps Celery's behaviour on SQS. Each retry is a copy with a new message ID, and the
+    dead-letter queue is never used.
     """
     if not facts.covered:
-        return  # an app that does not use the package yet
+        return  # the app does not use the package yet
     for task in facts.app.tasks:
         if task.is_covered:
             continue
@@ -564,17 +567,18 @@ def _without_base_class(facts: ProjectFacts) -> Iterator[Report]:
         yield (
             task.name,
             "its base class is not SQSBackoffTask",
-            f"It is retried as Celery does: {how}, and no dead letter says why it failed.",
+            f"Celery's own behaviour applies: {how}, and no dead letter says why it failed.",
             Fix(text="Add base=SQSBackoffTask, or set task_cls of the Celery app."),
         )
 
 
 @_rule("W020", is_live=False)
 def _broad(facts: ProjectFacts) -> Iterator[Report]:
-    """A task retries errors that may mean that it was processed.
+    """A task retries errors after which its work may have been processed.
 
-    Retryable is an allow list. A base class such as Exception or RequestException covers
-    invalid addresses, refusals for good, and timeouts after the request left.
+    retry_on lists the errors that are safe to retry. A base class such as Exception or
+    RequestException also covers invalid addresses, final refusals, and timeouts after the request
+    was sent.
     """
     for task in facts.covered:
         broad = sorted(_BROAD.intersection(task.retried_errors))
@@ -582,8 +586,8 @@ def _broad(facts: ProjectFacts) -> Iterator[Report]:
             yield (
                 task.name,
                 f"retries {', '.join(broad)}; expected errors after which nothing was processed",
-                "A timeout after the request left is retried too: a mail goes out twice, a card is"
-                " charged twice.",
+                "A timeout after the request was sent is retried, too: a mail is sent twice, or a"
+                " card is charged twice.",
                 Fix(text="Name the errors, or use a classifier (celery_sqs_backoff.classifiers)."),
             )
 
@@ -592,15 +596,15 @@ def _broad(facts: ProjectFacts) -> Iterator[Report]:
 def _exchanges(facts: ProjectFacts) -> Iterator[Report]:
     """A task is routed to an exchange.
 
-    SQS has queues alone. Without a queue in the route kombu declares no binding before it sends,
-    and drops the message.
+    SQS has queues, but no exchanges. If the route names no queue, kombu binds no queue to the
+    exchange, and drops the message.
     """
     for task in facts.app.tasks:
         if task.exchange is not None and facts.other_broker is None:
             yield (
                 task.name,
                 f"it is routed to the exchange {task.exchange} and to no queue",
-                "What is sent to it by this route is lost, without an error for its sender.",
+                "Messages that are sent by this route are lost, and the sender gets no error.",
                 Fix(text="Name a queue in the route, and no exchange."),
             )
 
@@ -609,8 +613,7 @@ def _exchanges(facts: ProjectFacts) -> Iterator[Report]:
 def _prefetch(facts: ProjectFacts) -> Iterator[Report]:
     """A worker prefetches too much.
 
-    Messages that a worker holds without running them wait there, while other workers may be
-    idle.
+    Prefetched messages wait in this worker, while other workers may be idle.
     """
     multiplier, processes = facts.app.prefetch_multiplier, facts.app.concurrency or 0
     if facts.covered and (multiplier == 0 or multiplier * processes > _MUCH_PREFETCH):
@@ -627,7 +630,7 @@ def _prefetch(facts: ProjectFacts) -> Iterator[Report]:
 
 @_rule("W029", is_live=False)
 def _unread_events(facts: ProjectFacts) -> Iterator[Report]:
-    """Tasks send events without a reader.
+    """Tasks send events that no monitor can read.
 
     Celery's events need fanout, which SQS does not have:
     https://github.com/celery/celery/issues/8348
@@ -648,9 +651,10 @@ _STORE: Final = "sqs_backoff['store']"
 def _store_unusable(facts: ProjectFacts) -> Iterator[Report]:
     """The store cannot be used.
 
-    A worker checks the settings at its start, and ends if they are wrong, or if the store lacks a
-    table or a right. It waits for a store that does not answer. Live, the doctor adds, reads,
-    changes and deletes a record. Guards and workflows need it.
+    Guards, steps, locks and workflows need the store. A worker checks it at its start. The worker
+    ends if the settings are wrong, or if the store lacks a table or a permission. It waits for a
+    store that does not answer. Unless it is offline, the doctor adds, reads, changes and deletes a
+    record.
     """
     app = facts.app
     if app.store_fault is not None:
@@ -676,14 +680,14 @@ def _store_unusable(facts: ProjectFacts) -> Iterator[Report]:
 def _store_forgeable(facts: ProjectFacts) -> Iterator[Report]:
     """Records on the store are not signed.
 
-    Without a secret, others that can write to the store decide which work counts as done.
+    Without a secret, any other user who can write to the store can mark work as done.
     """
     if facts.app.store_forgeable is not None:
         yield (
             _STORE,
             facts.app.store_forgeable,
-            "A forged record skips a task, or gives it a result that it never had.",
-            Fix(text="Set sqs_backoff['secret']; in Django, SECRET_KEY does as well."),
+            "With a forged record, a task is skipped or gets a forged result.",
+            Fix(text="Set sqs_backoff['secret'], or SECRET_KEY in Django."),
         )
 
 
@@ -691,18 +695,18 @@ def _store_forgeable(facts: ProjectFacts) -> Iterator[Report]:
 def _store_evicts(facts: ProjectFacts) -> Iterator[Report]:
     """The store drops records when it is full.
 
-    Each record has an end, so volatile-* policies drop them too.
+    Each record has an expiry time, so volatile-* policies drop records, too.
     https://redis.io/docs/latest/develop/reference/eviction/
     """
     if facts.app.store_eviction is not None:
         yield (
             _STORE,
             facts.app.store_eviction,
-            "When it is full it drops guards, locks and steps of messages under way: work is done"
-            " twice.",
+            "A full store drops records of guards, locks and steps that are in use, so that work"
+            " is done twice.",
             Fix(
-                text="Set maxmemory-policy noeviction, or use a server beside the cache's:"
-                " when that is full, tasks back off."
+                text="Set maxmemory-policy noeviction, if necessary on a server of its own. When"
+                " that server is full, tasks back off."
             ),
         )
 
@@ -724,11 +728,11 @@ def examine(
 
     Args:
         facts: the facts that :func:`.look.look` read.
-        ignore: ids of rules to leave out, or ``id:subject`` for one subject.
-        live: whether to ask the rules that need facts from SQS or a store.
+        ignore: IDs of rules to leave out, or ``ID:subject`` for one subject.
+        live: whether to apply the rules that need facts from SQS or a store.
     """
     found = {
-        finding: None  # once, of a dead-letter queue that several queues have
+        finding: None  # removes duplicates: several queues may share a dead-letter queue
         for rule in select_rules(live=live)
         for finding in rule.findings(facts)
         if finding.id not in ignore and f"{finding.id}:{finding.subject}" not in ignore
