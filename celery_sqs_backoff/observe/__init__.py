@@ -1,1 +1,1 @@
-"""Events, metrics, log lines and status of queues and workers."""
+"""Emit and show events, metrics, log lines and the status of queues and workers."""

@@ -1,4 +1,4 @@
-"""Celery signals about what happens in a worker: a listener of its events."""
+"""Send Celery signals for events of a worker."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from . import events as of
 
 logger = logging.getLogger(__name__)
 
-#: Signals that wait because a receiver blocks. Beyond that the oldest are dropped.
+#: Largest number of signals that wait while a receiver blocks. The oldest ones are dropped then.
 _MOST_WAITING: Final = 10_000
 
 
 class Announce:
-    """Sends :mod:`celery_sqs_backoff.signals` in their order, from a thread of its own.
+    """Sends :mod:`celery_sqs_backoff.signals` in the order of events, from a thread of its own.
 
-    The thread ends when no signal is left. A receiver that blocks holds up later signals alone.
+    The thread ends when no signal is left. A receiver that blocks delays only later signals.
 
     Args:
-        task_named: returns the task of a name, which is the signal's sender; ``None`` = unknown.
+        task_named: returns the task with a name, which is the signal's sender. It returns ``None``
+            for an unknown task.
     """
 
     def __init__(self, task_named: Callable[[str], Any]) -> None:
@@ -65,5 +66,5 @@ class Announce:
                 signal, sender, facts = self._waiting.popleft()
             try:
                 signal.send(sender, **facts)
-            except BaseException as exc:  # noqa: BLE001  # Celery contains only Exception
+            except BaseException as exc:  # noqa: BLE001  # Celery's ``send`` catches only Exception
                 logger.error("sqs_backoff.signal_failed: %s", error_site(exc))

@@ -1,7 +1,7 @@
-"""The records in the store in which workers publish what only they know, for ``sqs-status``.
+"""Publish numbers that only workers know in records of the store, for ``sqs-status``.
 
-Each worker has one small record. It expires after a minute, so a worker that is gone is not counted
-for long. It holds names of queues and numbers, but no content of messages.
+Each worker has one small record. It expires after a minute, so that a worker that has ended is not
+counted for long. It holds names of queues and numbers, but no content of messages.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any, Final
 from ..store.protocol import KEEP_SECONDS
 from ..store.records import Record, Records
 
-#: A record is written several times in this time; then it is taken for that of a dead worker.
+#: Seconds after which a record expires. A running worker writes its record every ten seconds.
 TTL_SECONDS: Final = 60.0
 
-#: Providers of one worker, each tenant counted, paused ones first.
+#: Largest number of providers in a record. Each tenant counts as one. Paused ones come first.
 _MOST_PROVIDERS: Final = 100
 
 #: States of a provider, the worst first.
 _WORST_FIRST: Final = ("paused", "recovering", "ok")
 
-#: Kind of the records, and name of the one that lists the workers.
+#: Kind of the records, and name of the record that lists the workers.
 _KIND: Final = "status"
 _LIST: Final = "workers"
 
 
 def find_first(times: Iterable[float | None]) -> float | None:
-    """Return the earliest of the times that are known."""
+    """Return the earliest time and ignore ``None``. Return ``None`` if no time is left."""
     return min((at for at in times if at is not None), default=None)
 
 
@@ -38,13 +38,15 @@ class QueueNow:
     """Numbers of one worker for one queue. Times are seconds since the epoch.
 
     Attributes:
-        running: tasks that its pool is running, those without the base class too.
-        held: messages that it has received and not started.
-        waiting: messages that it has hidden and that are not due yet.
-        oldest_sent_at: when the oldest of all these was sent.
-        oldest_due_at: the same of the waiting messages, but one with an ETA counts from its ETA.
-        next_gives_up_at: when the first waiting message gives up.
-        dead_letters: messages given up since the worker started, by reason.
+        running: number of tasks that the worker's pool is running, with the base class or without.
+        held: number of messages that the worker has received but not started.
+        waiting: number of messages that the worker has hidden and that are not due yet.
+        oldest_sent_at: when the oldest running, held or waiting message was sent; ``None`` = not
+            known.
+        oldest_due_at: when the oldest waiting message was sent, or its ETA if that is later;
+            ``None`` = no message is waiting.
+        next_gives_up_at: when ``retry_for`` of the first waiting message is over; ``None`` = never.
+        dead_letters: number of messages given up since the worker started, by reason.
     """
 
     running: int = 0
@@ -61,12 +63,12 @@ class ProviderNow:
     """State of one provider, or of one tenant of it, in one worker.
 
     Attributes:
-        provider: its name.
-        tenant: a digest that stands for the tenant; empty = no tenant.
+        provider: name of the provider.
+        tenant: a digest of the tenant; empty = no tenant.
         state: ``"paused"``, ``"recovering"`` or ``"ok"``.
-        hidden: messages that it could bring forward.
-        in_line: messages that wait here for a slot at its rate, or for their turn.
-        rate: calls a second that it may make while the provider recovers; else 0.
+        hidden: number of messages that the worker has hidden and can bring forward.
+        in_line: number of messages that wait in the worker for a slot at the provider's rate.
+        rate: calls a second that the worker may make while the provider recovers; 0 = no limit.
     """
 
     provider: str
@@ -78,33 +80,33 @@ class ProviderNow:
 
     @property
     def name(self) -> str:
-        """Name of the provider, with the tenant."""
+        """Name of the provider, with the tenant in brackets if there is one."""
         return f"{self.provider}[{self.tenant}]" if self.tenant else self.provider
 
     @property
-    def badness(self) -> tuple[int, int]:
-        """Key that sorts paused providers first, then the ones with most messages."""
+    def sort_key(self) -> tuple[int, int]:
+        """Sort key. Paused providers come first, then providers with more messages."""
         return _WORST_FIRST.index(self.state), -self.hidden - self.in_line
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerNow:
-    """Record of one worker."""
+    """The record of one worker, as ``sqs-status`` reads it."""
 
     queues: Mapping[str, QueueNow] = field(default_factory=dict)
     providers: tuple[ProviderNow, ...] = ()
 
     def as_fields(self) -> dict[str, Any]:
-        """Return the record for the store, with the worst providers."""
-        providers = sorted(self.providers, key=lambda one: one.badness)[:_MOST_PROVIDERS]
+        """Return the record for the store, with at most 100 providers, the worst ones first."""
+        providers = sorted(self.providers, key=lambda one: one.sort_key)[:_MOST_PROVIDERS]
         return asdict(replace(self, providers=tuple(providers)))
 
     @classmethod
     def from_fields(cls, found: Mapping[str, Any]) -> WorkerNow:
-        """Read a record, which another version may have written.
+        """Read a record, which another version of this package may have written.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the fields do not form a worker's record.
         """
         try:
             queues = {name: _read(QueueNow, one) for name, one in found["queues"].items()}
@@ -123,7 +125,7 @@ class Board:
     """The records of all workers of a project.
 
     Args:
-        records: the project's. Their errors are raised by every method.
+        records: the project's records. Every method raises their errors.
     """
 
     def __init__(self, records: Records) -> None:
@@ -131,11 +133,11 @@ class Board:
         self._last: dict[str, Record] = {}
 
     def write(self, worker: str, now: WorkerNow) -> None:
-        """Publish a worker's record, mostly with two calls of the store.
+        """Publish a worker's record. This mostly takes two calls to the store.
 
         Args:
-            worker: its name.
-            now: its record.
+            worker: name of the worker.
+            now: the worker's numbers.
         """
         fields, last = now.as_fields(), self._last.pop(worker, None)
         written = last and self._records.replace(last, fields, TTL_SECONDS)
@@ -146,12 +148,12 @@ class Board:
             self._join(worker)
 
     def leave(self, worker: str) -> None:
-        """Delete a worker's record."""
+        """Delete a worker's record when the worker ends."""
         if (last := self._last.pop(worker, None)) is not None:
             self._records.delete(last)
 
     def read(self) -> dict[str, WorkerNow]:
-        """Return the records that are not over, by worker."""
+        """Return the records that have not expired, by name of the worker."""
         found = {}
         for worker in self._workers():
             if (there := self._records.get(_KIND, _name(worker))) is not None:
@@ -160,7 +162,7 @@ class Board:
         return found
 
     def _join(self, worker: str) -> None:
-        """Add the worker to the list, and drop workers without a record."""
+        """Add a worker to the list of workers, and remove workers with an expired record."""
 
         def join(there: dict[str, Any]) -> dict[str, Any]:
             alive = [w for w in there["workers"] if self._records.get(_KIND, _name(w)) is not None]

@@ -1,8 +1,8 @@
-"""The events of a worker. Log lines, signals, metrics and status are folds over their stream.
+"""Define the events of a worker, from which log lines, signals, metrics and status are made.
 
-A worker emits them in its main process, from any of its threads. They hold names, numbers and
-reasons, never arguments, bodies or texts of exceptions. To add one, write its class here, emit it
-where it happens, and give it a row in ``log_lines.LINES`` or ``metrics.INSTRUMENTS``.
+A worker emits events in its main process, from any of its threads. Events hold names, numbers and
+reasons, never arguments, bodies or texts of exceptions. To add an event, write its class here, emit
+it in the worker, and add a row to ``log_lines.LINES`` or ``metrics.INSTRUMENTS``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..text import error_site
 
 logger = logging.getLogger(__name__)
 
-#: The name of each task that is not registered, because senders can make up any number of names.
+#: Events use this name for every task that is not registered, because senders can invent names.
 UNKNOWN_TASK: Final = "unknown"
 
 
@@ -25,8 +25,8 @@ class WorkerEvent:
     """An event on a queue.
 
     Attributes:
-        name: of the kind. Its log line is ``sqs_backoff.<name>``. A counter of it has the name, or
-            its plural, and so has a signal.
+        name: name of this kind of event. Its log line begins with ``sqs_backoff.<name>``. A counter
+            or a signal of the event has the same name, or its plural.
         queue: the queue's name.
     """
 
@@ -39,7 +39,7 @@ class Polled(WorkerEvent):
     """SQS answered a ReceiveMessage.
 
     Attributes:
-        message_ids: SQS's ids of the messages that it returned.
+        message_ids: SQS's IDs of the received messages.
     """
 
     name = "polled"
@@ -52,7 +52,7 @@ class ReceiveFailed(WorkerEvent):
 
     Attributes:
         code: SQS's error code, or the exception's name.
-        failures: failures in a row on this queue, this one included.
+        failures: number of failures in a row on this queue, including this one.
     """
 
     name = "receive_failed"
@@ -62,7 +62,7 @@ class ReceiveFailed(WorkerEvent):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReceivingAgain(WorkerEvent):
-    """SQS answered a ReceiveMessage again, after ``failures`` in a row."""
+    """SQS answered a ReceiveMessage again, after ``failures`` failures in a row."""
 
     name = "receiving_again"
     failures: int
@@ -70,7 +70,7 @@ class ReceivingAgain(WorkerEvent):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfMessage(WorkerEvent):
-    """An event of one message, by SQS's id of it."""
+    """An event of one message. ``message_id`` is SQS's ID of the message."""
 
     message_id: str
 
@@ -81,7 +81,7 @@ class OfTask(OfMessage):
 
     Attributes:
         task: the task's name.
-        task_id: Celery's.
+        task_id: Celery's task ID.
     """
 
     task: str
@@ -90,12 +90,12 @@ class OfTask(OfMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunEnded(OfTask):
-    """A run ended, with success or not.
+    """A run of a task succeeded or failed.
 
     Attributes:
         outcome: ``"succeeded"``, or the outcome of the failure: ``"retryable"``,
             ``"not processed"``, ``"unknown"``.
-        attempt: runs of the message so far, this one included.
+        attempt: number of runs of the message so far, including this one.
     """
 
     name = "run"
@@ -108,12 +108,12 @@ class Retried(OfTask):
     """A run failed, and its message is hidden until the next attempt.
 
     Attributes:
-        delay: seconds.
-        attempt: runs of the message so far.
+        delay: seconds until the next attempt.
+        attempt: number of runs of the message so far.
         outcome: as in :class:`RunEnded`.
         reason: how the run ended, such as "raised" or "process lost".
         error: the exception's type; ``None`` = not known.
-        budget_left: seconds of ``retry_for``; ``None`` = no limit.
+        budget_left: seconds that are left of ``retry_for``; ``None`` = no limit.
     """
 
     name = "retry"
@@ -130,11 +130,11 @@ class DeadLettered(OfTask):
     """The worker gave a message up.
 
     Attributes:
-        reason: as in the dead-letter record.
-        outcome: meaning of the last failure; ``None`` = not known.
-        attempt: runs of the message.
+        reason: why, as in the dead-letter record.
+        outcome: outcome of the last failure; ``None`` = not known.
+        attempt: number of runs of the message.
         error: the exception's type; ``None`` = not known.
-        is_kept: whether a dead-letter queue gets it; else it is deleted.
+        is_kept: whether the message goes to a dead-letter queue. ``False`` = it is deleted.
     """
 
     name = "dead_letter"
@@ -157,9 +157,9 @@ class MessageHidden(OfMessage):
     """The worker asks SQS to hide a message for a retry, an ETA, or a provider that is down.
 
     Attributes:
-        seconds: for how long.
+        seconds: seconds for which to hide the message.
         sent_at: when the message was sent, in seconds since the epoch; ``None`` = not known.
-        eta: when its task is due at the earliest, as its sender wished; ``None`` = immediately.
+        eta: the task's ETA, in seconds since the epoch; ``None`` = no ETA.
         gives_up_at: when ``retry_for`` is over, in seconds since the epoch; ``None`` = never.
     """
 
@@ -172,10 +172,10 @@ class MessageHidden(OfMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recalled(WorkerEvent):
-    """The worker asks SQS to show hidden messages now, because their provider is back.
+    """The worker asks SQS to show hidden messages now, because their provider works again.
 
     Attributes:
-        message_ids: SQS's ids of them.
+        message_ids: SQS's IDs of the messages.
     """
 
     name = "recalled"
@@ -184,7 +184,7 @@ class Recalled(WorkerEvent):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseLost(OfTask):
-    """A task runs, and another worker may be running the same message."""
+    """The worker lost the message of a running task, so another worker may be running it, too."""
 
     name = "lease_lost"
 
@@ -210,11 +210,11 @@ class HeldTooLong(OfMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettlementFailed(OfMessage):
-    """The worker could not settle a message, which comes back or belongs to another worker.
+    """The worker could not settle a message. SQS shows it again, or another worker has it.
 
     Attributes:
-        action: that failed, such as "delete".
-        code: SQS's error code; ``None``: the visibility timeout was over.
+        action: the action that failed, such as "delete".
+        code: SQS's error code; ``None`` = the visibility timeout was over.
     """
 
     name = "settlement_failed"
@@ -227,7 +227,7 @@ class SettlementRefused(WorkerEvent):
     """SQS refuses an action until an operator acts. The worker tries it again, with long pauses.
 
     Attributes:
-        action: that it refuses, such as "delete messages".
+        action: the refused action, such as "delete messages".
         code: SQS's error code.
     """
 
@@ -241,9 +241,9 @@ class Settled(WorkerEvent):
     """SQS answered a batch call.
 
     Attributes:
-        action: of SQS, such as "DeleteMessageBatch".
-        failed: entries that SQS did not list as successful.
-        code: the first error code, or ``None``.
+        action: SQS's name of the call, such as "DeleteMessageBatch".
+        failed: number of entries that SQS did not list as successful.
+        code: the first error code; ``None`` = no entry failed.
     """
 
     name = "settled"
@@ -254,12 +254,13 @@ class Settled(WorkerEvent):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfProvider(WorkerEvent):
-    """An event of a provider's gate in this worker. It has no queue.
+    """An event of a provider's gate in this worker. Its ``queue`` is empty.
 
     Attributes:
-        state: of the provider from this event on, which the signal tells; ``None`` = no change.
+        state: the provider's new state, which the signal ``provider_changed`` reports; ``None`` =
+            the state has not changed.
         provider: the provider's name.
-        tenant: a digest that stands for the tenant, if the provider has a key; else empty.
+        tenant: a digest of the tenant; empty = the provider has no key.
     """
 
     state: ClassVar[str | None] = None
@@ -270,32 +271,32 @@ class OfProvider(WorkerEvent):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderSlowed(OfProvider):
-    """The provider is up and refuses calls, so they are limited. It was not paused before."""
+    """The provider refuses calls although it is up, so the worker limits calls to it."""
 
     name, state = "provider_slowed", "recovering"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderPaused(OfProvider):
-    """The provider seems to be down, so its messages are hidden without running."""
+    """The provider seems to be down, so the worker hides its messages without running them."""
 
     name, state = "provider_paused", "paused"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderProbed(OfProvider):
-    """One message runs to find out whether the provider is back."""
+    """The worker runs one message to find out whether the provider works again."""
 
     name = "provider_probed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderRecovering(OfProvider):
-    """The provider is back, and its calls are limited. Repeated each minute while they are.
+    """The provider works again, and the worker limits calls to it. Repeated each minute of this.
 
     Attributes:
         rate: calls a second that this worker may make.
-        waiting: messages that it has hidden, or that wait for their turn.
+        waiting: number of messages that the worker has hidden, or that wait for a slot.
     """
 
     name, state = "provider_recovering", "recovering"
@@ -305,17 +306,20 @@ class ProviderRecovering(OfProvider):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderRecovered(OfProvider):
-    """Calls have no limit again, and ``recalled`` messages were brought forward."""
+    """The worker no longer limits calls to the provider.
+
+    ``recalled``: number of hidden messages that were brought forward.
+    """
 
     name, state = "provider_recovered", "ok"
     recalled: int
 
 
 class Events:
-    """Hands each event to every listener, in the thread that emits it.
+    """Calls every listener with each event, in the thread that emits the event.
 
-    A listener must return quickly. If it raises, that is logged once per listener, and the
-    other listeners are still called.
+    A listener must return quickly. If a listener raises, the error is logged once per listener, and
+    the other listeners are still called.
     """
 
     def __init__(self) -> None:
@@ -323,7 +327,7 @@ class Events:
         self._broken: set[int] = set()
 
     def subscribe(self, listener: Callable[[WorkerEvent], object]) -> Callable[[], None]:
-        """Call ``listener`` with every event. Return a function that removes it."""
+        """Call ``listener`` with every later event. Return a function that removes it."""
         self._listeners = (*self._listeners, listener)
 
         def unsubscribe() -> None:
@@ -332,12 +336,12 @@ class Events:
         return unsubscribe
 
     def emit(self, event: WorkerEvent) -> None:
-        """Hand an event to all listeners. Never raises."""
+        """Call all listeners with an event. Never raises."""
         for listener in self._listeners:
             try:
                 listener(event)
             except Exception as exc:  # noqa: BLE001
-                # A broken observer must not hold up the message that it observes.
+                # A faulty listener must not disturb the processing of the message.
                 if id(listener) not in self._broken:
                     self._broken.add(id(listener))
                     logger.error("sqs_backoff.listener_failed: %s: %s", event.name, error_site(exc))

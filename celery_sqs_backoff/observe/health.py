@@ -1,8 +1,7 @@
-"""Whether the loops of a worker turn.
+"""Check whether the loops of a worker are running, and touch a heartbeat file while they are.
 
-SQS that does not answer and a task that does not end are no faults here, because a restart of the
-worker does not cure them. A restart cures a thread that died, a loop that hangs, and a process that
-is stopped.
+Only faults count that a restart of the worker cures: a dead thread, a loop that hangs, and a
+stopped process. An outage of SQS and a task that does not end are not faults.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ logger = logging.getLogger(__name__)
 #: Seconds between two touches of the heartbeat file.
 INTERVAL_SECONDS: Final = 2.0
 
-#: Age in seconds from which on a heartbeat file says that its worker is unhealthy.
+#: A worker counts as unhealthy if its heartbeat file is older than this. Seconds.
 MAX_AGE_SECONDS: Final = 20.0
 
 
@@ -33,10 +32,10 @@ class _Loop:
 
 
 class Pulse:
-    """Knows when each loop of a worker last turned. Safe in any thread.
+    """Records when each loop of a worker last completed a turn. Safe for threads.
 
     Args:
-        clock: seconds, monotonic.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,37 +50,38 @@ class Pulse:
         """Start to watch a loop.
 
         Args:
-            name: of the loop, such as "poller of mails".
-            limit_seconds: longest time of one turn, all timeouts of its calls included.
-            is_alive: whether its thread is alive; a dead thread is a fault without a wait.
+            name: name of the loop, such as "poller of mails".
+            limit_seconds: longest time of one turn, including all timeouts of its calls.
+            is_alive: returns whether the loop's thread is alive. A dead thread is a fault
+                immediately.
         """
         with self._lock:
             self._loops[name] = _Loop(limit_seconds, is_alive, self._clock())
 
     def check(self, name: str, fault: Callable[[], str | None]) -> None:
-        """Add a check. At each look, ``fault`` returns a few words about a fault, or ``None``.
+        """Add a check that ``faults()`` calls.
 
         Args:
-            name: to forget it by.
-            fault: must not block.
+            name: name of the check, for ``forget()``.
+            fault: returns a short text about a fault, or ``None``. It must not block.
         """
         with self._lock:
             self._checks[name] = fault
 
     def note_turn(self, name: str) -> None:
-        """Record that a loop has turned. Ignore a loop that is not watched."""
+        """Record that a loop has completed a turn. Ignore a loop that is not watched."""
         loop = self._loops.get(name)
         if loop is not None:
             loop.last_turn = self._clock()
 
     def forget(self, name: str) -> None:
-        """Stop watching a loop that was told to end."""
+        """Stop watching a loop, or remove a check."""
         with self._lock:
             self._loops.pop(name, None)
             self._checks.pop(name, None)
 
     def faults(self) -> list[str]:
-        """Return a line for each loop that does not turn."""
+        """Return a line for each loop that hangs or has ended, and for each failed check."""
         now = self._clock()
         with self._lock:
             loops, checks = list(self._loops.items()), list(self._checks.values())
@@ -96,13 +96,13 @@ class Pulse:
 
 
 class Heartbeat:
-    """Touches a file every two seconds while all loops of a worker turn.
+    """Touches a file every two seconds while all loops of a worker are running.
 
-    The age of the file says whether the worker is alive; the worker's log names the faults.
+    The age of the file shows whether the worker is alive. The worker's log names the faults.
 
     Args:
-        path: of the file. Its directory must exist.
-        pulse: of the worker.
+        path: path of the file. Its directory must exist.
+        pulse: the worker's record of its loops.
     """
 
     def __init__(self, path: Path, pulse: Pulse) -> None:
@@ -113,7 +113,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="sqs-heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Beat once, and go on in a thread."""
+        """Touch the file, and start the thread that touches it every two seconds."""
         self.beat()
         self._thread.start()
 
@@ -125,7 +125,7 @@ class Heartbeat:
             self._path.unlink()
 
     def beat(self) -> None:
-        """Touch the file if all loops turn. Log when faults begin and when they end."""
+        """Touch the file if all loops are running. Log when faults begin and when they end."""
         if not (faults := self._pulse.faults()):
             try:
                 self._path.touch()
@@ -144,12 +144,12 @@ class Heartbeat:
 
 
 def diagnosis(path: Path, *, now: float, max_age_seconds: float = MAX_AGE_SECONDS) -> str | None:
-    """Return one line about why the worker of a heartbeat file is unhealthy, or ``None``.
+    """Return one line that says why a worker is unhealthy, or ``None`` if it is healthy.
 
     Args:
-        path: of the file.
+        path: path of the worker's heartbeat file.
         now: seconds since the epoch.
-        max_age_seconds: age from which on a worker counts as unhealthy.
+        max_age_seconds: a worker with an older heartbeat is unhealthy. Default 20.
     """
     try:
         age = now - path.stat().st_mtime

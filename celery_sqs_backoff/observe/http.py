@@ -1,4 +1,4 @@
-"""One small HTTP server per worker: ``/metrics`` for Prometheus, ``/healthz`` for Kubernetes."""
+"""Run a small HTTP server in a worker: ``/metrics`` for Prometheus, ``/healthz`` for Kubernetes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..text import BUG_CALLS, error_site
 
 logger = logging.getLogger(__name__)
 
-#: How long a client may take to send its request.
+#: Seconds that a client may take to send its request.
 _CLIENT_SECONDS = 10.0
 
 _TEXT = "text/plain; charset=utf-8"
@@ -27,21 +27,21 @@ def serve(
     metrics: Callable[[], tuple[bytes, str]] | None,
     faults: Callable[[], list[str]],
 ) -> ThreadingHTTPServer:
-    """Answer requests in a thread, until ``shutdown()`` and ``server_close()`` of the result.
+    """Start a server in a thread. End it by its ``shutdown()`` and ``server_close()``.
 
     Args:
         host: address to listen on.
-        port: 0 = one that is free; ``server_port`` tells which.
-        metrics: returns the page and its content type; ``None`` = no page.
-        faults: returns the worker's faults; ``/healthz`` answers 200 without faults, else 503.
+        port: port to listen on. 0 = a free port, which ``server_port`` of the result names.
+        metrics: returns the page for ``/metrics`` and its content type; ``None`` = no such page.
+        faults: returns the worker's faults. ``/healthz`` answers 200 without faults, otherwise 503.
 
     Raises:
-        OSError: the port is taken, or the address is not this machine's.
-        OverflowError: it is no port.
+        OSError: the port is in use, or the address is not one of this machine.
+        OverflowError: the number is too large for a port.
     """
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = _CLIENT_SECONDS  # a silent client must not keep its thread
+        timeout = _CLIENT_SECONDS  # end the thread of a client that sends no request
 
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
@@ -69,7 +69,7 @@ def serve(
         daemon_threads = True
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Ignore clients that left, for which the base class would print a traceback."""
+            """Ignore clients that disconnect. The base class would print a traceback."""
             exc = sys.exc_info()[1]
             if exc is not None and not isinstance(exc, OSError):
                 logger.error("sqs_backoff.page_failed: %s", error_site(exc, calls=BUG_CALLS))

@@ -1,6 +1,6 @@
-"""The log lines of a worker, as a table over its events.
+"""Write the log lines of a worker, one for each event in a table.
 
-Everything is in the text itself, because Celery's formatter drops ``extra``.
+All facts are in the text of a line, because Celery's formatter drops ``extra``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from . import events as of
 logger = get_logger(__name__)
 
 
-#: Level and text of each kind's line, which begins with its name. In a text the event's fields have
-#: their names, and ``facts`` are those about its task.
+#: Level and text of the log line for each kind of event. The line begins with the event's name. A
+#: text may use the event's fields by their names, and ``facts``, the facts about its task.
 LINES: Final[Mapping[type[of.WorkerEvent], tuple[int, str]]] = {
     of.ReceiveFailed: (WARNING, "queue %(queue)s: %(code)s; trying again until it works"),
     of.ReceivingAgain: (INFO, "queue %(queue)s, after %(failures)s failure(s)"),
@@ -29,7 +29,7 @@ LINES: Final[Mapping[type[of.WorkerEvent], tuple[int, str]]] = {
     of.LeaseLost: (ERROR, "%(facts)s: another worker may be running it"),
     of.RenewalRefused: (
         WARNING,
-        "message %(message_id)s of %(queue)s is no longer ours (%(code)s)",
+        "this worker no longer holds message %(message_id)s of %(queue)s (%(code)s)",
     ),
     of.HeldTooLong: (
         ERROR,
@@ -65,20 +65,23 @@ LINES: Final[Mapping[type[of.WorkerEvent], tuple[int, str]]] = {
 
 
 def make_logged_events() -> of.Events:
-    """Return a stream that is logged."""
+    """Return an event stream that has the log lines as its first listener."""
     events = of.Events()
     events.subscribe(LogLines())
     return events
 
 
 class LogLines:
-    """Writes the lines: a listener of :class:`.events.Events`."""
+    """A listener of :class:`.events.Events` that writes log lines."""
 
     def __init__(self) -> None:
         self._refused: set[of.WorkerEvent] = set()
 
     def __call__(self, event: of.WorkerEvent) -> None:
-        """Write the event's line, if it has one. A refusal, or an outage, has one line in all."""
+        """Write the event's line, if it has one.
+
+        Of a refused action, and of receives that fail in a row, only the first event has a line.
+        """
         level, text = LINES.get(type(event), (0, ""))
         if not level or event in self._refused:
             return
@@ -106,7 +109,7 @@ class LogLines:
 
 
 def _list_facts(event: of.OfTask) -> list[tuple[str, Any]]:
-    """Return name and value of each fact about an event's task, in the order of the line."""
+    """Return name and value of each fact about an event's task, in the order of the log line."""
     facts: list[tuple[str, Any]] = [("task", event.task), ("id", event.task_id)]
     for name in ("queue", "attempt", "outcome", "reason", "error", "delay"):
         value = getattr(event, name, None)

@@ -1,6 +1,6 @@
-"""The numbers of one worker for Prometheus, counted from its events in its main process.
+"""Count the events of a worker for Prometheus, in the worker's main process.
 
-The numbers are kept here. ``prometheus_client``'s own counters would write to files wherever
+This module keeps the numbers itself. The counters of ``prometheus_client`` would write to files if
 ``PROMETHEUS_MULTIPROC_DIR`` is set, for example for the web processes of the same image. Labels are
 task, queue, outcome, reason, error code and SQS's action, never a text of an exception.
 """
@@ -21,7 +21,7 @@ from .waiting import Waiting
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-#: Label values and the number of each.
+#: Pairs of label values and a number.
 _Readings: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 
 
@@ -30,11 +30,13 @@ class Instrument:
     """A row of the table of metrics.
 
     Attributes:
-        name: without the prefix ``sqs_backoff_``.
-        labels: their names, separated by spaces. A counter's are fields of the event.
-        text: its meaning, as a sentence.
-        event: that it counts; ``None``: a gauge, which is read when it is scraped.
-        amount: the number that an event adds.
+        name: name of the metric without the prefix ``sqs_backoff_``.
+        labels: names of the labels, separated by spaces. Labels of a counter are fields of its
+            event.
+        text: description of the metric, a sentence.
+        event: kind of event that the metric counts; ``None`` = a gauge, which is read at each
+            scrape.
+        amount: returns the number that an event adds.
     """
 
     name: str
@@ -44,13 +46,13 @@ class Instrument:
     amount: Callable[[Any], int] = lambda event: 1
 
 
-#: ``python -m tests.tables`` documents them.
+#: All metrics. ``python -m tests.tables`` writes them into the docs.
 INSTRUMENTS: Final = (
     Instrument(
         "runs_total",
         "task queue outcome",
-        "Runs of tasks with the base class that ended. A run that a stopping worker cut short does"
-        " not count.",
+        "Runs of tasks with the base class that ended. A run that a stopping worker interrupted"
+        " does not count.",
         of.RunEnded,
     ),
     Instrument("retries_total", "task queue", "Runs that will be repeated.", of.Retried),
@@ -70,7 +72,7 @@ INSTRUMENTS: Final = (
     Instrument(
         "messages_running",
         "queue",
-        "Messages that the worker is running, with the base class or without.",
+        "Tasks that the worker is running, with the base class or without.",
     ),
     Instrument(
         "messages_waiting",
@@ -80,7 +82,7 @@ INSTRUMENTS: Final = (
     Instrument(
         "oldest_waiting_seconds",
         "queue",
-        "Age of the oldest message that waits, since it was sent, or since its ETA; else 0.",
+        "Age of the oldest waiting message, since it was sent or since its ETA. 0 without one.",
     ),
     Instrument(
         "received_total", "queue", "Messages received.", of.Polled, lambda e: len(e.message_ids)
@@ -93,7 +95,9 @@ INSTRUMENTS: Final = (
         of.ReceiveFailed,
     ),
     Instrument("poll_age_seconds", "queue", "Time since the last answered ReceiveMessage."),
-    Instrument("calls_total", "queue action", "Batch calls to SQS, failed ones too.", of.Settled),
+    Instrument(
+        "calls_total", "queue action", "Batch calls to SQS, including failed ones.", of.Settled
+    ),
     Instrument(
         "call_failures_total",
         "queue action code",
@@ -102,23 +106,26 @@ INSTRUMENTS: Final = (
         lambda call: call.failed,
     ),
     Instrument(
-        "leases_lost_total", "task queue", "Running messages that others may have.", of.LeaseLost
+        "leases_lost_total",
+        "task queue",
+        "Running messages that another worker may be running, too.",
+        of.LeaseLost,
     ),
     Instrument(
         "provider_state",
         "provider state",
-        "Whether the provider is paused, or recovering: 0 or 1, or with a key the number of"
-        " tenants.",
+        "1 if the provider is in this state (paused or recovering), otherwise 0. With a key it"
+        " counts the tenants in this state.",
     ),
     Instrument(
         "provider_rate",
         "provider",
-        "Calls a second that this worker may make to a provider that recovers.",
+        "Calls a second that this worker may make to a recovering provider.",
     ),
     Instrument(
         "provider_waiting",
         "provider place",
-        "Messages for the provider that this worker has hidden, or holds in line for their turn.",
+        "Messages for the provider that this worker has hidden, or that wait in it for a slot.",
     ),
 )
 
@@ -131,14 +138,14 @@ for _one in INSTRUMENTS:
 class Metrics:
     """A listener of :class:`.events.Events`, and a collector of ``prometheus_client``.
 
-    It is safe in any thread.
+    Safe for threads.
 
     Args:
-        waiting: the same worker's fold of the messages that wait.
-        running: how many tasks of a queue the pool is running.
-        providers: the state of each provider and tenant in the worker.
-        clock: seconds, monotonic.
-        now: seconds since the epoch.
+        waiting: the waiting messages of the same worker.
+        running: returns how many tasks of a queue the pool is running.
+        providers: returns the state of each provider and tenant in the worker.
+        clock: returns monotonic seconds.
+        now: returns seconds since the epoch.
     """
 
     def __init__(

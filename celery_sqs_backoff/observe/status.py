@@ -1,7 +1,8 @@
-"""The state of each queue in numbers. ``None`` means that the number is not known, never zero.
+"""Collect and show the state of each queue in numbers. ``None`` = the number is not known.
 
 SQS counts messages that are ready, in flight and delayed. Only the workers know which messages in
-flight run and which wait for a retry; with a store, they publish it (:mod:`.board`).
+flight are running and which wait for a retry. With a store, they publish these numbers
+(:mod:`.board`).
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _PUBLISHED: Final = (
     *("dead_letters", "oldest_seconds", "in_flight_share"),
 )
 
-#: SQS's counts are approximate, so a difference up to this has no meaning.
+#: SQS's counts are approximate, so a difference up to this number is ignored.
 _FEW: Final = 20
 
-#: Queues that a line names, and providers with a row of their own.
+#: A line names at most this number of queues, and this number of providers have their own rows.
 _MOST_NAMES: Final = 5
 
-#: SQS deletes a message soon if less than this time is left.
+#: The status warns if SQS will delete a message within this time.
 _SOON_SECONDS: Final = 24 * 3600.0
 
 _STEM: Final = "ApproximateNumberOfMessages"
@@ -39,19 +40,19 @@ _STEM: Final = "ApproximateNumberOfMessages"
 
 @dataclass(frozen=True, kw_only=True)
 class QueueStatus:
-    """One queue.
+    """The numbers of one queue.
 
     Attributes:
-        name: in Celery.
-        sqs_name: on SQS, as in metrics and log lines.
-        ready: messages that a worker could receive now.
-        in_flight: ``waiting``, ``running`` and the messages that workers hold.
-        delayed: new messages that SQS delays (``DelaySeconds``).
-        has_dlq: whether it has a dead-letter queue, as far as is known.
-        dead_letters: messages in the dead-letter queue; ``None`` also without one.
-        retention_seconds: how long the queue keeps a message.
-        failure: SQS's error code, if the queue could not be read.
-        known: sums of the workers' numbers for it; ``None``: no worker has published any.
+        name: name of the queue in Celery.
+        sqs_name: name of the queue on SQS, as in metrics and log lines.
+        ready: number of messages that a worker could receive now.
+        in_flight: number of hidden messages. They are running, wait for a retry, or are held.
+        delayed: number of new messages that SQS delays (``DelaySeconds``).
+        has_dlq: whether the queue has a dead-letter queue. ``True`` if the queue was not read.
+        dead_letters: number of messages in the dead-letter queue; ``None`` also without one.
+        retention_seconds: seconds for which the queue keeps a message.
+        failure: SQS's error code if the queue could not be read.
+        known: sums of the workers' numbers for the queue; ``None`` = no worker has published any.
         at: when the workers' records were read, in seconds since the epoch.
     """
 
@@ -69,14 +70,15 @@ class QueueStatus:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the queue is empty, as far as SQS knows."""
+        """Whether the queue is empty, by SQS's approximate counts."""
         return self.ready == self.in_flight == self.delayed == 0
 
     @property
     def unaccounted(self) -> int:
-        """Messages in flight that no worker has reported, if they are the most, or else 0.
+        """Number of messages in flight that no worker has reported.
 
-        A worker has hidden them since its last report, or before it ended.
+        It is 0 if workers have reported most of them, or if only a few are missing. A worker has
+        hidden the missing messages since its last report, or before it ended.
         """
         known = self.known or QueueNow()
         accounted = known.waiting + known.running + known.held
@@ -85,26 +87,26 @@ class QueueStatus:
 
     @property
     def running(self) -> int | None:
-        """Tasks that workers are running."""
+        """Number of tasks that workers are running."""
         if self.known is not None:
             return self.known.running
         return 0 if self.in_flight == 0 else None
 
     @property
     def waiting(self) -> int | None:
-        """Hidden messages that wait for their next attempt or their ETA."""
+        """Number of hidden messages that wait for their next attempt or their ETA."""
         if self.known is not None:
             return None if self.unaccounted else self.known.waiting
         return 0 if self.in_flight == 0 else None
 
     @property
     def in_flight_share(self) -> float | None:
-        """Share, 0 to 1, of SQS's quota of messages in flight."""
+        """Used share of SQS's quota of messages in flight, 0 to 1."""
         return None if self.in_flight is None else self.in_flight / MAX_IN_FLIGHT_MESSAGES
 
     @property
     def oldest_seconds(self) -> float | None:
-        """Age of the oldest message that is not done."""
+        """Age in seconds of the oldest message that workers run, hold or have hidden."""
         if self.known is None or self.known.oldest_sent_at is None or self.unaccounted:
             return None
         return max(0.0, self.at - self.known.oldest_sent_at)
@@ -119,14 +121,14 @@ class QueueStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """One look.
+    """The status of an app's queues, providers and workers at one time.
 
     Attributes:
-        queues: that are shown.
-        providers: of all workers.
-        workers: how many have published; ``None``: that could not be read.
-        why: the reason why it could not be read.
-        others: queues that workers receive from and that are not shown, by their names on SQS.
+        queues: the queues to show.
+        providers: sums over all workers, for each provider and tenant.
+        workers: number of workers with a record; ``None`` = the records could not be read.
+        why: reason why the records could not be read.
+        others: SQS names of queues that workers receive from but that are not shown.
     """
 
     queues: Sequence[QueueStatus]
@@ -136,14 +138,14 @@ class Status:
     others: Sequence[str] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what ``sqs-status --json`` prints."""
+        """Return the values that ``sqs-status --json`` prints."""
         return {
             "queues": [{name: getattr(one, name) for name in _PUBLISHED} for one in self.queues],
             "providers": [asdict(one) for one in self.providers],
         }
 
     def not_shown(self) -> str | None:
-        """Return a line about the queues that are not shown, if there are any."""
+        """Return a line about queues that are not shown, or ``None`` if all are shown."""
         if not self.others:
             return None
         others = name_some(self.others, _MOST_NAMES)
@@ -154,9 +156,9 @@ def read_status(name: str, url: str, calls_of: Callable[[str], Calls]) -> QueueS
     """Read a queue's numbers from SQS, with one call for it and one for its dead-letter queue.
 
     Args:
-        name: of the queue in Celery.
-        url: of the queue on SQS.
-        calls_of: from a queue's URL to its port.
+        name: name of the queue in Celery.
+        url: URL of the queue on SQS.
+        calls_of: returns the port for SQS calls on the queue with a URL.
     """
     sqs_name = queue_name(url)
     found = calls_of(url).attributes()
@@ -181,7 +183,7 @@ def with_workers(status: QueueStatus, workers: Iterable[WorkerNow], *, now: floa
 
     Args:
         status: the numbers from SQS.
-        workers: their records of the last minute.
+        workers: the workers' records of the last minute.
         now: seconds since the epoch.
     """
     name = status.sqs_name
@@ -200,13 +202,13 @@ def with_workers(status: QueueStatus, workers: Iterable[WorkerNow], *, now: floa
 
 
 def sum_providers(workers: Iterable[WorkerNow]) -> list[ProviderNow]:
-    """Add up the workers' numbers for each provider and tenant. The worst state counts."""
+    """Add up the workers' numbers for each provider and tenant. Use the worst of their states."""
     found: dict[str, ProviderNow] = {}
     for one in (provider for worker in workers for provider in worker.providers):
         known = found.setdefault(one.name, replace(one, rate=0.0, hidden=0, in_line=0))
         found[one.name] = replace(
             known,
-            state=min(known, one, key=lambda one: one.badness).state,
+            state=min(known, one, key=lambda one: one.sort_key).state,
             rate=known.rate + one.rate,
             hidden=known.hidden + one.hidden,
             in_line=known.in_line + one.in_line,
@@ -221,7 +223,7 @@ _PROVIDER_COLUMNS: Final = ("provider", "state", "calls/s", "hidden", "in line")
 
 
 def render(status: Status) -> str:
-    """Return a table of all queues, one of the providers that are not ok, and remarks."""
+    """Return a table of all queues, a table of the providers that are not ok, and remarks."""
     lines = _table(_COLUMNS, map(_cells, status.queues))
     unwell = [one for one in status.providers if one.state != "ok"]
     unwell.sort(key=lambda one: -one.hidden - one.in_line)
@@ -234,7 +236,7 @@ def render(status: Status) -> str:
 
 
 def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Align the first column to the left and the rest to the right."""
+    """Return the lines of a table, with the first column aligned left and the rest right."""
     rows = [heading, *rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

@@ -1,6 +1,6 @@
-"""The messages that this worker has hidden or given up, as a fold over its events.
+"""Keep track of the messages that this worker has hidden or given up, from its events.
 
-SQS counts hidden and running messages as one number, "in flight".
+SQS cannot tell these numbers, because it counts hidden and running messages as one, "in flight".
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Final
 from .board import QueueNow, find_first
 from .events import DeadLettered, MessageHidden, Polled, Recalled, SettlementFailed, WorkerEvent
 
-#: Most messages of one queue, because SQS does not allow more in flight.
+#: Largest number of messages to keep per queue. It is SQS's limit of messages in flight.
 _MOST: Final = 120_000
 
-#: How often messages that are due are dropped.
+#: Seconds between two removals of messages that are due.
 _PRUNE_SECONDS: Final = 60.0
 
 
 class Waiting:
-    """Folds events into the messages that wait, by queue. Safe in any thread.
+    """The waiting messages by queue, updated by events. Safe for threads.
 
-    A message stops waiting when it is due, when it is recalled or this worker receives it, when it
-    is given up, or when SQS has not hidden it in time.
-    Memory: about 300 bytes per waiting message, of which SQS allows 120,000 per queue.
+    A message stops waiting when it is due, when the worker brings it forward, receives it or gives
+    it up, or when SQS has not hidden it in time. Each waiting message takes about 300 bytes, and
+    SQS allows 120,000 per queue.
 
     Args:
-        clock: seconds, monotonic.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,7 +41,7 @@ class Waiting:
         self._dead_letters: dict[str, Counter[str]] = defaultdict(Counter)
 
     def __call__(self, event: WorkerEvent) -> None:
-        """Enter an event. This is a listener of :class:`.events.Events`."""
+        """Update the waiting messages by an event, as a listener of :class:`.events.Events`."""
         if isinstance(event, MessageHidden):
             with self._lock:
                 if (now := self._clock()) >= self._pruned_at + _PRUNE_SECONDS:
@@ -63,18 +63,18 @@ class Waiting:
                     self._dead_letters[event.queue][event.reason] += 1
 
     def _prune(self, queue: str) -> None:
-        """Drop the messages that are due."""
+        """Remove the messages of a queue that are due."""
         entries, now = self._entries[queue], self._clock()
         for message_id in [name for name, (due, _) in entries.items() if due <= now]:
             del entries[message_id]
 
     def queues(self) -> set[str]:
-        """Return the names of the queues of which something was hidden or given up."""
+        """Return the names of the queues with messages that were hidden or given up."""
         with self._lock:
             return {*self._entries, *self._dead_letters}
 
     def now(self, queue: str) -> QueueNow:
-        """Return the messages of a queue that wait or were given up, in numbers."""
+        """Return numbers of the messages of a queue that wait or were given up."""
         with self._lock:
             self._prune(queue)
             hidden = [event for _, event in self._entries[queue].values()]

@@ -68,7 +68,7 @@ RETRIED: dict[str, Any] = {
         (
             RenewalRefused(queue="q", message_id="m", code="ReceiptHandleIsInvalid"),
             "WARNING",
-            "sqs_backoff.renewal_refused: message m of q is no longer ours"
+            "sqs_backoff.renewal_refused: this worker no longer holds message m of q"
             " (ReceiptHandleIsInvalid)",
         ),
         (
