@@ -8,12 +8,13 @@ Name them in a task's option ``classify``::
     def send_email(self, customer_id):
         requests.post(...).raise_for_status()
 
-Each classifier finds out when in the exchange its library failed. A request that was not sent is
-RETRYABLE. A request that left without a proper answer is UNKNOWN, and safe to repeat if the task
-says that the call is idempotent. A request that was refused for good is NOT_PROCESSED. For an error
-of another library the classifier returns ``None``, and the next one is asked.
+Each classifier finds out at which moment of the call the library failed. If the request was not
+sent, the failure is RETRYABLE. If it was sent and got no proper answer, the failure is UNKNOWN, and
+safe to repeat if the task declares the call idempotent. If the provider refused the request for
+good, the failure is NOT_PROCESSED. For an error of another library the classifier returns ``None``,
+and the task's next classifier is called.
 
-A verdict is about the call that failed, not about calls that the task made before it.
+A verdict covers the call that failed, not calls that the task made before it.
 
 The classifiers never import a library, and the libraries need not be installed.
 """
@@ -40,15 +41,15 @@ __all__ = [
 
 
 def known_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
-    """Classify the errors of all these libraries, ``sdk_errors`` last.
+    """Return a classifier for the errors of all these libraries, with ``sdk_errors`` last.
 
-    Use it for tasks that make one outside call. If some calls are idempotent and others are not,
-    name the libraries one by one.
+    Use it for tasks that make one outside call. If a task makes idempotent calls and others, give
+    it one classifier for each library.
 
     Args:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request left is retried without an undo. Default ``False``.
-        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too. Default ``False``.
+            request was sent is retried without an undo. Default ``False``.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too. Default ``False``.
 
     Raises:
         TypeError: ``idempotent`` or ``trust_503`` is not a bool.

@@ -1,4 +1,4 @@
-"""Read the meaning of an HTTP answer from its status, and the wait that the provider asks for.
+"""Read from an HTTP answer whether the call was processed, and how long to wait for the next.
 
 The functions are pure. They take a status, headers and the time, and return a diagnosis.
 """
@@ -19,17 +19,17 @@ from .exchange import Diagnosis, Meaning
 
 @dataclass(frozen=True)
 class StatusRule:
-    """A row of the table of statuses. The first row that fits decides."""
+    """A row of the table of statuses. The first row that fits an answer gives its meaning."""
 
     statuses: Collection[int]
     means: Meaning
     why: str
-    #: The row counts only if the answer asks the caller to wait.
+    #: The row fits only if the answer asks the caller to wait.
     if_asked_to_wait: bool = False
-    #: The row counts only if the answer asks by ``Retry-After``. A gateway puts its rate limit on
-    #: all answers, even on its own answers to requests that it has passed on.
+    #: The row fits only if the answer has ``Retry-After``. Rate-limit headers do not suffice here,
+    #: because a gateway adds them to all answers, also if it had passed the request on.
     if_retry_after: bool = False
-    #: The row counts only if a cache made the answer itself.
+    #: The row fits only if a cache made the answer itself.
     if_of_a_cache: bool = False
 
 
@@ -38,7 +38,7 @@ STATUSES: tuple[StatusRule, ...] = (
     StatusRule(
         (408,),
         Meaning.REFUSED_FOR_NOW,
-        "the request never arrived whole (RFC 9110, 15.5.9)",
+        "the server did not receive the whole request (RFC 9110, 15.5.9)",
     ),
     StatusRule(
         (409,),
@@ -48,13 +48,13 @@ STATUSES: tuple[StatusRule, ...] = (
     StatusRule(
         (421, 423, 425, 429),
         Meaning.REFUSED_FOR_NOW,
-        "the wrong connection (RFC 9110, 15.5.20), a lock (RFC 4918, 11.3), too early"
+        "a wrong connection (RFC 9110, 15.5.20), a locked resource (RFC 4918, 11.3), too early"
         " (RFC 8470, 5.2), too many requests (RFC 6585, 4)",
     ),
     StatusRule(
         (460, 499),
         Meaning.IN_DOUBT,
-        "a load balancer or nginx: the client had gone before the provider answered"
+        "from a load balancer or nginx: the client disconnected before the provider answered"
         " (https://docs.aws.amazon.com/elasticloadbalancing/latest/application/"
         "load-balancer-troubleshooting.html)",
     ),
@@ -72,7 +72,7 @@ STATUSES: tuple[StatusRule, ...] = (
     StatusRule(
         (501, 505),
         Meaning.REFUSED,
-        "the server does not know these requests (RFC 9110, 15.6.2 and 15.6.6)",
+        "the server does not support such requests (RFC 9110, 15.6.2 and 15.6.6)",
     ),
     StatusRule(
         (503,),
@@ -85,13 +85,13 @@ STATUSES: tuple[StatusRule, ...] = (
     StatusRule(
         (503,),
         Meaning.REFUSED_FOR_NOW,
-        "the server says that this will pass (RFC 9110, 15.6.4)",
+        "the server says that the failure is temporary (RFC 9110, 15.6.4)",
         if_retry_after=True,
     ),
     StatusRule(
         (503,),
         Meaning.UNAVAILABLE,
-        "Envoy and Heroku answer so after they had passed the request on; RETRYABLE with"
+        "Envoy and Heroku send it even after they had passed the request on; RETRYABLE with"
         " `trust_503=True`",
     ),
     StatusRule(
@@ -107,19 +107,20 @@ STATUSES: tuple[StatusRule, ...] = (
     ),
 )
 
-# Seconds. A reset above the first is a point in time, not a delay of 31 years. A reset above the
-# second is in milliseconds.
+# A reset above ``_EPOCH`` is a time since the epoch, because a delay of 31 years makes no sense.
+# Above ``_EPOCH_MILLISECONDS``, the time is in milliseconds.
 _EPOCH = 1e9
 _EPOCH_MILLISECONDS = 1e12
 
 
 def answer(status: object, headers: object = None, *, now: float) -> Diagnosis | None:
-    """Return the meaning of an HTTP answer, or ``None`` if it is no error (below 400).
+    """Return the diagnosis of an HTTP answer, or ``None`` if its status is below 400.
 
     Args:
-        status: the status code. The function returns ``None`` for anything but an int.
-        headers: anything with ``items()``; names in any case. ``None`` = no known headers.
-        now: seconds since the epoch, for headers that name a point in time.
+        status: the status code. If it is not an int, the function returns ``None``.
+        headers: an object with ``items()``. Upper and lower case of names do not matter. ``None`` =
+            no headers are known.
+        now: seconds since the epoch, to convert a time in a header into a delay.
     """
     if not isinstance(status, int) or isinstance(status, bool):
         return None
@@ -127,8 +128,8 @@ def answer(status: object, headers: object = None, *, now: float) -> Diagnosis |
     asked = read_asked_seconds(fields, now=now)
     has_retry_after = _retry_after_seconds(fields.get("retry-after"), now) is not None
     if asked is None and status == 429:
-        # A 429 without a time counts as a request to wait. The provider is up, but is called too
-        # fast.
+        # A 429 without a time also counts as a request to wait, because the provider is up but
+        # receives calls too fast.
         asked = _reset_seconds(fields, now) or 0.0
     for rule in STATUSES:
         if (
@@ -142,12 +143,13 @@ def answer(status: object, headers: object = None, *, now: float) -> Diagnosis |
 
 
 def read_asked_seconds(headers: object, *, now: float) -> float | None:
-    """Return the seconds, from 0 up, that the provider asked to wait, or ``None`` if it did not.
+    """Return the seconds (0 or more) that the provider asked to wait. ``None`` = it did not ask.
 
-    ``Retry-After`` counts in both its forms, seconds and an HTTP date (RFC 9110, 10.2.3). Without
-    it the time of the reset counts, if the rate limit is used up. Its names are ``RateLimit`` and
-    ``RateLimit-Reset`` (https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/, its
-    current and its earlier form), and ``X-RateLimit-Reset``, seconds or a point in time.
+    ``Retry-After`` may be seconds or an HTTP date (RFC 9110, 10.2.3). Without this header, the
+    function uses the time until the rate limit is reset, if the rate limit is used up. Providers
+    send it as ``RateLimit`` or ``RateLimit-Reset`` (current and earlier form of
+    https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/), or as
+    ``X-RateLimit-Reset``, which is seconds or a time since the epoch.
     """
     fields = _lower(headers)
     asked = _retry_after_seconds(fields.get("retry-after"), now)
@@ -157,18 +159,22 @@ def read_asked_seconds(headers: object, *, now: float) -> float | None:
 
 
 def may_have_acted(response: Any) -> bool:
-    """Return whether the server may have done the work before an answer that the client followed.
+    """Return whether the server may have processed the request before it sent this answer.
 
-    A redirect may be the answer to done work. 307 and 308 pass the request on undone (RFC 9110,
-    15.4.8 and 15.4.9). Any other answer refuses the request, such as the 401 that asks for a
-    digest.
+    Use it for an answer that the HTTP client followed with another request. A server may process a
+    request and then answer with a redirect. But 307 and 308 ask the client to repeat the request
+    elsewhere, so it was not processed (RFC 9110, 15.4.8 and 15.4.9). Other answers refuse the
+    request, such as a 401 that asks for digest authentication.
     """
     status = getattr(response, "status_code", None) or getattr(response, "status", None)
     return status in range(300, 400) and status not in (307, 308)
 
 
 def read_answer(response: Any) -> Diagnosis | None:
-    """Read a response object by its ``status_code`` or ``status``, and its ``headers``."""
+    """Return the diagnosis of a response object, by its status and headers.
+
+    The status is ``status_code`` or ``status``.
+    """
     status = getattr(response, "status_code", None) or getattr(response, "status", None)
     return answer(status, getattr(response, "headers", None), now=time.time())
 
@@ -183,7 +189,7 @@ def _lower(headers: object) -> dict[str, str]:
 def _is_of_a_cache(fields: Mapping[str, str]) -> bool:
     """Return whether Varnish or Fastly made this answer.
 
-    A provider's own answer keeps its ``Server`` header when it passes through a cache.
+    An answer of the provider keeps the provider's ``Server`` header when it passes through a cache.
     """
     return fields.get("server", "").lower() == "varnish"
 
@@ -195,7 +201,7 @@ def _retry_after_seconds(value: str | None, now: float) -> float | None:
         return seconds
     try:
         date = parsedate_to_datetime(value)
-        if date.tzinfo is None:  # "-0000"; an HTTP date is always in GMT
+        if date.tzinfo is None:  # the zone is "-0000", but an HTTP date is always in GMT
             date = date.replace(tzinfo=timezone.utc)
         return max(0.0, date.timestamp() - now)
     except (ValueError, OverflowError):
@@ -219,7 +225,7 @@ def _reset_seconds(fields: Mapping[str, str], now: float) -> float | None:
 
 
 def _find_resets(fields: Mapping[str, str]) -> list[float]:
-    """Return the seconds to the reset of each quota that ``RateLimit`` shows as used up.
+    """Return the seconds until the reset of each quota that is used up, from ``RateLimit``.
 
     The header looks like ``"burst";r=0;t=5``.
     """

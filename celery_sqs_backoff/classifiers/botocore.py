@@ -1,4 +1,4 @@
-"""What do the errors of botocore and boto3 mean?
+"""Classify the errors of botocore and boto3.
 
 https://docs.aws.amazon.com/boto3/latest/guide/error-handling.html
 """
@@ -15,7 +15,7 @@ from .urllib import nothing_was_sent
 
 _MODULE = "botocore.exceptions"
 
-#: The service throttles, or the request did not arrive in time. Most come with the status 400.
+#: Codes of throttled requests, and of requests that arrived too late. Most have the status 400.
 #: https://docs.aws.amazon.com/boto3/latest/guide/retries.html#standard-retry-mode
 THROTTLING_CODES = frozenset(
     (
@@ -29,20 +29,20 @@ THROTTLING_CODES = frozenset(
     )
 )
 
-#: An earlier attempt with the same token is still under way, and its end is unknown.
+#: Codes which say that the service is still processing an earlier attempt with the same token.
 #: https://docs.aws.amazon.com/amazondynamodb/latest/APIReference/API_TransactWriteItems.html
 #: https://docs.aws.amazon.com/Route53/latest/APIReference/API_domains_RegisterDomain.html
 IN_PROGRESS_CODES = frozenset({"DuplicateRequest", "TransactionInProgressException"})
 
-#: An earlier attempt with the same token was another request, and may have been processed.
+#: Codes which say that the same token was used for another request, which may have been processed.
 CONFLICT_CODES = frozenset({"IdempotentParameterMismatch", "IdempotentParameterMismatchException"})
 
-#: Temporary credentials that had run out. They are renewed without a change to the task.
+#: Codes of expired temporary credentials. They are renewed, so the task can be retried unchanged.
 #: https://docs.aws.amazon.com/STS/latest/APIReference/CommonErrors.html
 EXPIRED_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
 
 
-#: Codes of a 503 that the service itself sends, not a gateway.
+#: Codes of a 503 that comes from the service itself, and not from a gateway before it.
 _OWN_503 = frozenset({"ServiceUnavailable", "ServiceUnavailableException"})
 
 
@@ -56,7 +56,7 @@ def _metadata(exc: Any) -> dict[str, Any]:
 
 
 def _part(exc: Any, name: str) -> dict[str, Any]:
-    """Return a part of the parsed response, empty if a stub or a proxy put something else there."""
+    """Return a part of the parsed response. It is empty if a stub or proxy put no dict there."""
     part = exc.response.get(name) if isinstance(exc.response, dict) else None
     return part if isinstance(part, dict) else {}
 
@@ -106,14 +106,14 @@ RULES: tuple[ErrorRule, ...] = (
         lambda exc: _code(exc) in CONFLICT_CODES,
     ),
     ErrorRule(
-        _MODULE, "EventStreamError", Meaning.IN_DOUBT, "an error in the middle of the answer"
+        _MODULE, "EventStreamError", Meaning.IN_DOUBT, "an error in the middle of a streamed answer"
     ),
     ErrorRule(_MODULE, "ClientError", _read_status, "its status decides"),
     ErrorRule(
         _MODULE,
         "EndpointConnectionError ConnectTimeoutError ProxyConnectionError",
         Meaning.NOT_SENT,
-        "DNS, a refused or late connection",
+        "DNS, a refused connection, or a timeout while connecting",
     ),
     ErrorRule(
         _MODULE,
@@ -128,9 +128,11 @@ RULES: tuple[ErrorRule, ...] = (
         " LoginAuthorizationCodeError LoginInsufficientPermissions LoginRefreshRequired"
         " LoginTokenLoadError",
         Meaning.REFUSED,
-        "no credentials to send it with",
+        "no valid credentials to sign the request",
     ),
-    ErrorRule(_MODULE, "ParamValidationError", Meaning.REFUSED, "botocore would not send it"),
+    ErrorRule(
+        _MODULE, "ParamValidationError", Meaning.REFUSED, "botocore refuses to send the request"
+    ),
     ErrorRule(
         _MODULE,
         "ConnectionError SSLError HTTPClientError ConnectionClosedError ReadTimeoutError",
@@ -143,21 +145,21 @@ RULES: tuple[ErrorRule, ...] = (
         "ConnectionError SSLError HTTPClientError ConnectionClosedError ReadTimeoutError"
         " ResponseStreamingError IncompleteReadError",
         Meaning.IN_DOUBT,
-        "reset, silence or half an answer after the first byte left",
+        "a reset, a timeout or an incomplete answer after the first byte was sent",
     ),
 )
 
 
 def botocore_errors(*, idempotent: bool = False) -> Classifier:
-    """Classify the errors of botocore, and so of boto3.
+    """Return a classifier for the errors of botocore, which boto3 raises, too.
 
-    botocore itself repeats a call after a timeout, five attempts in all by default, and reports
-    only the last failure. For a call that must not be made twice, switch that off:
+    botocore itself repeats a call after a timeout, by default with five attempts in all, and
+    reports only the last failure. For a call that must not be made twice, switch repetitions off:
     ``Config(retries={"total_max_attempts": 1})``.
 
     Args:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request left is retried without an undo. Default ``False``.
+            request was sent is retried without an undo. Default ``False``.
 
     Raises:
         TypeError: ``idempotent`` is not a bool.

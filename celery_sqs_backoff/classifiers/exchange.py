@@ -1,7 +1,7 @@
-"""Tell how far an exchange with a provider got before it failed, and whether to repeat the call.
+"""Diagnose how far a call to a provider got before it failed, and whether to repeat the call.
 
-A library's errors are an ordered table of rules. The first rule that fits an error gives its
-meaning. The documentation prints the same table.
+Each library has an ordered table of rules for its errors. The first rule that fits an error gives
+its meaning. The documentation prints the same table.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from ..retry.outcomes import Outcome, Verdict
 
 
 class Meaning(Enum):
-    """The meaning of a failure for the call. The value is the documentation's wording."""
+    """Whether a failed call was processed. The value is a text for the documentation."""
 
     NOT_SENT = "nothing was sent"
     REFUSED_FOR_NOW = "refused for now"
-    REFUSED = "refused, or not fit to be sent"
-    UNAVAILABLE = "503, perhaps of a gateway that had passed the request on"
+    REFUSED = "refused, or cannot be sent"
+    UNAVAILABLE = "503, perhaps from a gateway that had passed the request on"
     IN_DOUBT = "may have been processed"
     CONFLICT = "an earlier attempt under the same key may have been processed"
 
     def outcome(self, *, trust_503: bool = False) -> Outcome:
-        """Return RETRYABLE, NOT_PROCESSED or UNKNOWN."""
+        """Return the outcome RETRYABLE, NOT_PROCESSED or UNKNOWN.
+
+        ``trust_503``: whether UNAVAILABLE is RETRYABLE. Default ``False``: it is UNKNOWN.
+        """
         if self is Meaning.REFUSED:
             return Outcome.NOT_PROCESSED
         if self in (Meaning.IN_DOUBT, Meaning.CONFLICT):
@@ -44,10 +47,10 @@ class Diagnosis:
     retry_after_seconds: float | None = None
 
     def verdict(self, *, idempotent: bool, trust_503: bool = False) -> Verdict:
-        """Return the verdict for a call that is, or is not, idempotent.
+        """Return the verdict on the failed call.
 
-        A failure in doubt of an idempotent call stays UNKNOWN and is safe to repeat, so the task is
-        retried without an undo.
+        If the call is idempotent and may have been processed, the outcome is UNKNOWN and the call
+        is safe to repeat, so the task is retried without an undo.
         """
         outcome = self.meaning.outcome(trust_503=trust_503)
         repeat = idempotent and outcome is Outcome.UNKNOWN and self.meaning is not Meaning.CONFLICT
@@ -56,7 +59,7 @@ class Diagnosis:
         return Verdict(outcome, floor, safe_to_repeat=repeat)
 
 
-#: Reads the meaning from the error itself, such as from its HTTP status. ``None`` = no meaning.
+#: Reads the diagnosis from the error, for example from its HTTP status. ``None`` = no diagnosis.
 Reader: TypeAlias = Callable[[Any], Diagnosis | None]
 
 
@@ -65,16 +68,16 @@ class ErrorRule:
     """A row of a library's table.
 
     Args:
-        module: the module of the classes. It is looked up among the loaded modules and never
-            imported, because an error cannot be of a class that is not loaded.
-        names: the classes, separated by spaces. A class that the installed version lacks is passed
-            over. Subclasses count.
-        means: a meaning, or a reader of the error, or ``None``. ``None`` leaves the error
-            unclassified, so that a wider rule below does not catch it.
-        when: the condition, or the part of the error that is read, in the documentation's words.
-        applies: the condition. ``None`` (default) = always.
-        asked_seconds: reads how long the provider asked to wait, if ``means`` is a meaning.
-            ``None`` (default) = it cannot ask.
+        module: the module of the classes. It is never imported, because an error cannot belong to a
+            class that is not loaded.
+        names: names of the classes, separated by spaces. The rule also fits their subclasses. A
+            class that the installed version lacks is ignored.
+        means: a meaning, or a reader of the error. ``None`` leaves the error unclassified, so that
+            no later rule fits it.
+        when: the condition, or the part of the error that is read, as a text for the documentation.
+        applies: returns whether the condition holds. ``None`` (default) = no condition.
+        asked_seconds: returns how long the provider asked to wait, if ``means`` is a meaning.
+            ``None`` (default) = the provider cannot ask.
     """
 
     module: str
@@ -85,13 +88,13 @@ class ErrorRule:
     asked_seconds: Callable[[Any], float | None] | None = None
 
     def fits(self, exc: BaseException) -> bool:
-        """Return whether the error is of one of the rule's classes, and the condition holds."""
+        """Return whether the error is of one of the rule's classes and the condition holds."""
         return isinstance(exc, tuple(self.classes())) and (
             self.applies is None or self.applies(exc)
         )
 
     def classes(self) -> Iterator[type[BaseException]]:
-        """Yield the classes that are loaded."""
+        """Yield the rule's classes, except classes that are not loaded."""
         module = sys.modules.get(self.module)
         for name in self.names.split():
             found = getattr(module, name, None)
@@ -111,16 +114,16 @@ def find(rules: tuple[ErrorRule, ...], exc: BaseException) -> Diagnosis | None:
 
 @dataclass(frozen=True)
 class LibraryErrors:
-    """A classifier made of a library's rules, such as ``requests_errors()`` returns.
+    """A classifier for a library, such as ``requests_errors()`` returns.
 
     Args:
         name: the library's name, for ``repr`` and logs.
-        rules: the table.
+        rules: the library's table of rules.
         idempotent: ``True`` = a second call does no harm, so a failure in doubt is retried.
-        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too.
-        redirected: returns whether another server answered before this failure. That server may
-            have done the work, whatever the failure says of the second one, so the failure is in
-            doubt. ``None`` = the library follows no redirects.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too.
+        redirected: returns whether a server had answered with a redirect before the call failed.
+            That server may have done the work, so the failure is in doubt. ``None`` = the library
+            follows no redirects.
 
     Raises:
         TypeError: ``idempotent`` or ``trust_503`` is not a bool.

@@ -1,4 +1,4 @@
-"""What do the errors of httpx mean? https://www.python-httpx.org/exceptions/"""
+"""Classify the errors of httpx. https://www.python-httpx.org/exceptions/"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _read_status(exc: BaseException) -> Diagnosis | None:
 
 
 def _certificate(exc: BaseException) -> bool:
-    # httpx raises from httpcore's error, which holds the cause as its context only.
+    # httpx raises from httpcore's error, which has the cause only as its ``__context__``.
     cause = exc.__cause__
     return certificate_rejected(exc) or (
         cause is not None
@@ -28,24 +28,27 @@ RULES: tuple[ErrorRule, ...] = (
         "httpx",
         "ConnectError ProxyError",
         Meaning.REFUSED,
-        "an untrusted certificate, or a proxy that wants credentials (407)",
+        "an untrusted certificate, or a proxy that requires credentials (407)",
         lambda exc: _certificate(exc) or str(exc).startswith("407"),
     ),
     ErrorRule(
         "httpx",
         "ConnectError ConnectTimeout PoolTimeout ProxyError",
         Meaning.NOT_SENT,
-        "DNS, a refused, late or missing connection, a proxy's tunnel, the TLS handshake",
+        "DNS, no connection in time, a refused connection, a proxy's tunnel, the TLS handshake",
     ),
     ErrorRule(
-        "httpx", "UnsupportedProtocol InvalidURL", Meaning.REFUSED, "httpx would not send it"
+        "httpx",
+        "UnsupportedProtocol InvalidURL",
+        Meaning.REFUSED,
+        "httpx refuses to send the request",
     ),
     ErrorRule(
         "httpx",
         "TimeoutException ReadTimeout WriteTimeout NetworkError ReadError WriteError CloseError"
         " RemoteProtocolError",
         Meaning.IN_DOUBT,
-        "reset, silence, half an answer or no HTTP, after the first byte left",
+        "a reset, a timeout, an incomplete answer or no HTTP, after the first byte was sent",
     ),
 )
 
@@ -54,18 +57,21 @@ def _was_redirected(exc: BaseException) -> bool:
     history = getattr(getattr(exc, "response", None), "history", None)
     for module, function, frame in frames(exc):
         if (module, function) == ("httpx._client", "_send_handling_redirects"):
-            history = history or frame.f_locals.get("history")  # the error itself has no history
+            history = history or frame.f_locals.get("history")  # the error has no such attribute
     return any(map(may_have_acted, history or ()))
 
 
 def httpx_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
-    """Classify the errors of httpx. A status becomes an error only by ``raise_for_status()``.
+    """Return a classifier for the errors of httpx.
+
+    httpx raises an error for a status only if the task calls ``raise_for_status()``.
 
     Args:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request left is retried without an undo. Default ``False``.
-        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too. Set it if no gateway
-            sends a bare 503 after it has passed the request on. Default ``False``: it is UNKNOWN.
+            request was sent is retried without an undo. Default ``False``.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too. Set it if no gateway
+            before the provider sends this 503 after it has passed the request on. Default
+            ``False``: the failure is UNKNOWN.
 
     Raises:
         TypeError: ``idempotent`` or ``trust_503`` is not a bool.

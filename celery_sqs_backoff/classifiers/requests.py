@@ -1,4 +1,4 @@
-"""What do the errors of requests mean? https://requests.readthedocs.io"""
+"""Classify the errors of requests. https://requests.readthedocs.io"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..retry.outcomes import Classifier
 from ..traces import list_functions, was_sent, was_tried_before
 from .answers import answer, may_have_acted, read_answer
 from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning
-from .urllib import never_to_be_sent, nothing_was_sent
+from .urllib import can_never_be_sent, nothing_was_sent
 
 _MODULE = "requests.exceptions"
 
@@ -39,7 +39,7 @@ RULES: tuple[ErrorRule, ...] = (
         _MODULE,
         "HTTPError",
         _read_status,
-        "its status decides; in doubt if urllib3's retries had left an attempt before it in doubt",
+        "by its status; in doubt if urllib3 had made an earlier attempt that is in doubt",
     ),
     ErrorRule(
         _MODULE,
@@ -52,8 +52,8 @@ RULES: tuple[ErrorRule, ...] = (
         _MODULE,
         "ConnectionError ProxyError SSLError",
         Meaning.REFUSED,
-        "an untrusted certificate, or a proxy that wants credentials (407)",
-        never_to_be_sent,
+        "an untrusted certificate, or a proxy that requires credentials (407)",
+        can_never_be_sent,
     ),
     ErrorRule(
         _MODULE,
@@ -66,15 +66,15 @@ RULES: tuple[ErrorRule, ...] = (
         _MODULE,
         "ConnectionError ProxyError SSLError Timeout ReadTimeout ChunkedEncodingError RetryError",
         Meaning.IN_DOUBT,
-        "reset, silence or half an answer after the first byte left; retries of urllib3 that"
-        " ended with a status",
+        "a reset, a timeout or an incomplete answer after the first byte was sent; retries of"
+        " urllib3 that ended with a status",
     ),
-    ErrorRule(_MODULE, "JSONDecodeError", None, "the answer came, but it is not JSON"),
+    ErrorRule(_MODULE, "JSONDecodeError", None, "the provider answered, but not with JSON"),
     ErrorRule(
         _MODULE,
         "InvalidHeader",
         Meaning.REFUSED,
-        "a header of ours that requests would not send",
+        "requests refuses to send a header of the request",
         _while_preparing,
     ),
     ErrorRule(_MODULE, "InvalidHeader", Meaning.IN_DOUBT, "a header of the answer cannot be read"),
@@ -82,7 +82,7 @@ RULES: tuple[ErrorRule, ...] = (
         _MODULE,
         "InvalidURL InvalidProxyURL InvalidSchema MissingSchema URLRequired InvalidJSONError",
         Meaning.REFUSED,
-        "requests would not send it",
+        "requests refuses to send the request",
     ),
 )
 
@@ -95,13 +95,16 @@ def _was_redirected(exc: BaseException) -> bool:
 
 
 def requests_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
-    """Classify the errors of requests. A status becomes an error only by ``raise_for_status()``.
+    """Return a classifier for the errors of requests.
+
+    requests raises an error for a status only if the task calls ``raise_for_status()``.
 
     Args:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request left is retried without an undo. Default ``False``.
-        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too. Set it if no gateway
-            sends a bare 503 after it has passed the request on. Default ``False``: it is UNKNOWN.
+            request was sent is retried without an undo. Default ``False``.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too. Set it if no gateway
+            before the provider sends this 503 after it has passed the request on. Default
+            ``False``: the failure is UNKNOWN.
 
     Raises:
         TypeError: ``idempotent`` or ``trust_503`` is not a bool.

@@ -1,8 +1,8 @@
-"""What do the errors of a provider's own SDK mean, if they carry an HTTP status?
+"""Classify the errors of providers' own SDKs by the HTTP status in the error.
 
-Only errors of the named SDKs are read, because any exception may have a ``status_code``. An example
-is the ValidationError of Django REST framework that a task raises after the provider has charged.
-https://docs.stripe.com/error-handling
+Only errors of known SDKs are read, because other exceptions may have a ``status_code``, too. For
+example, a task may raise the ValidationError of Django REST framework after the provider has
+charged. https://docs.stripe.com/error-handling
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..retry.outcomes import Classifier
-from ..traces import after_another_mail, was_tried_before
+from ..traces import had_sent_other_mails, was_tried_before
 from . import httpx, requests, urllib
 from .answers import answer, read_answer
 from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning, find
 
-#: Top-level modules of the SDKs that are read.
+#: Top-level modules of the known SDKs.
 MODULES = ("anymail", "python_http_client", "sendgrid", "slack_sdk", "stripe", "twilio")
 
 _STATUSES = ("http_status", "status_code", "status")
@@ -35,7 +35,7 @@ def _read_status(exc: BaseException) -> Diagnosis | None:
 
 
 def _get_wrapped(exc: BaseException) -> BaseException | None:
-    # stripe before 9 raises within the handler, without ``from``.
+    # stripe before 9 raises without ``from``, so its error has the cause only as ``__context__``.
     return exc.__cause__ or (exc.__context__ if type(exc).__module__ == "stripe.error" else None)
 
 
@@ -51,8 +51,8 @@ _CONNECTION = ErrorRule(
     "stripe",
     "APIConnectionError",
     _cause,
-    "as the error of the HTTP library it wraps; in doubt if stripe had sent it before, by"
-    " `max_network_retries`",
+    "as the error of the HTTP library that it wraps; in doubt if stripe had sent the request"
+    " before, because of `max_network_retries`",
 )
 _CONFLICT = ErrorRule(
     "stripe",
@@ -66,10 +66,10 @@ _MASS_MAIL = ErrorRule(
     "Exception",
     Meaning.IN_DOUBT,
     "django-anymail in `send_mass_mail`: mails before this one were accepted",
-    lambda exc: type(exc).__module__.startswith("anymail.") and after_another_mail(exc),
+    lambda exc: type(exc).__module__.startswith("anymail.") and had_sent_other_mails(exc),
 )
 
-#: The rules for errors of these SDKs. (The classes of stripe before 5.5 are in ``stripe.error``.)
+#: The rules for errors of the SDKs. (The classes of stripe before 5.5 are in ``stripe.error``.)
 RULES: tuple[ErrorRule, ...] = (
     _MASS_MAIL,
     _CONNECTION,
@@ -78,8 +78,8 @@ RULES: tuple[ErrorRule, ...] = (
         "builtins",
         "Exception",
         _read_status,
-        "of one of the SDKs, with `http_status`, `status_code`, `status` or a `response`:"
-        " its status decides",
+        "an error of one of the SDKs with `http_status`, `status_code`, `status` or a `response`:"
+        " by its status",
     ),
 )
 _OLD = (replace(_CONNECTION, module="stripe.error"), replace(_CONFLICT, module="stripe.error"))
@@ -88,20 +88,21 @@ _OLD = (replace(_CONNECTION, module="stripe.error"), replace(_CONFLICT, module="
 def sdk_errors(
     *, idempotent: bool = False, trust_503: bool = False, modules: Iterable[str] = ()
 ) -> Classifier:
-    """Classify errors of providers' SDKs by the HTTP status they carry.
+    """Return a classifier for errors of providers' SDKs, by the HTTP status in the error.
 
     It reads errors of Stripe (``http_status``), SendGrid (``status_code``), Twilio (``status``),
-    Slack and django-anymail (``response``). SendGrid lets errors of urllib through, and Twilio
-    errors of requests, so tasks that call them also need the classifier of that library.
+    Slack and django-anymail (``response``). SendGrid also raises errors of urllib, and Twilio
+    errors of requests. Tasks that call these two also need the classifier of that library.
 
-    Stripe's client repeats a call, twice by default, and reports only the last failure. The
-    classifier treats its status as that of the only attempt. So give the client
-    ``max_network_retries=0``, or pass an idempotency key of your own and say ``idempotent=True``.
+    Stripe's client repeats a call, by default twice, and reports only the last failure. The
+    classifier reads the status as if it were that of the only attempt. So give the client
+    ``max_network_retries=0``, or pass an idempotency key of your own and set ``idempotent=True``.
 
     Args:
-        idempotent: ``True`` = the call may be made twice without harm (an idempotency key, say), so
-            a failure after the request left is retried without an undo. Default ``False``.
-        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too. Default ``False``.
+        idempotent: ``True`` = the call may be made twice without harm, for example because of an
+            idempotency key. So a failure after the request was sent is retried without an undo.
+            Default ``False``.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too. Default ``False``.
         modules: top-level modules of further SDKs, such as ``("acme_payments",)``.
 
     Raises:

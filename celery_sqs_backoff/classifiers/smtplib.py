@@ -1,7 +1,7 @@
-"""What do the errors of smtplib mean, and in which phase was the mail?
+"""Classify the errors of smtplib, by the phase of SMTP in which the mail failed.
 
-The content of a mail leaves in the last phase, DATA. The server cannot deliver a mail before that
-phase. Django's ``send_mail`` raises these errors unchanged.
+The client sends the content of a mail in the last phase, DATA, so the server cannot deliver a mail
+before. Django's ``send_mail`` raises these errors unchanged.
 https://docs.python.org/3/library/smtplib.html
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..retry.outcomes import Classifier
-from ..traces import after_another_mail, certificate_rejected, list_functions
+from ..traces import certificate_rejected, had_sent_other_mails, list_functions
 from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning
 
-# Functions of smtplib, by phase; DATA itself is `data`.
+# Functions of smtplib that run before the phase DATA, which is the function `data`.
 _BEFORE_DATA = {
     *("__init__", "connect", "_get_socket"),
     *("helo", "ehlo", "ehlo_or_helo_if_needed", "starttls", "login", "auth"),
@@ -36,7 +36,10 @@ def _after_data(exc: BaseException) -> bool:
 
 
 def _meaning(code: object) -> Meaning | None:
-    """Return the meaning of a reply. After 4yz and 5yz the server did no work (RFC 5321, 4.2.1)."""
+    """Return the meaning of a reply code. 4yz and 5yz say that no mail was accepted.
+
+    ``None`` = any other code. (RFC 5321, 4.2.1)
+    """
     if isinstance(code, int) and 400 <= code <= 499:
         return Meaning.REFUSED_FOR_NOW
     if isinstance(code, int) and 500 <= code <= 599:
@@ -46,13 +49,13 @@ def _meaning(code: object) -> Meaning | None:
 
 def _reply(exc: Any) -> Diagnosis:
     otherwise = Meaning.NOT_SENT if _before_data(exc) else Meaning.IN_DOUBT
-    # smtplib reports a reply that it did not read to its end in these words, under any code.
+    # smtplib uses this text for a reply that it did not read to its end. The code may be any.
     is_unread = exc.smtp_error == "Line too long."
     return Diagnosis((None if is_unread else _meaning(exc.smtp_code)) or otherwise)
 
 
 def _read_refused_recipients(exc: Any) -> Diagnosis:
-    """Return the meaning of the refusals. If a recipient may be accepted later, a retry is due."""
+    """Return the diagnosis for refused recipients. If one may be accepted later, retry."""
     refused: Mapping[str, tuple[int, bytes]] = exc.recipients
     for_good = all(_meaning(code) is Meaning.REFUSED for code, _ in refused.values())
     return Diagnosis(Meaning.REFUSED if for_good else Meaning.REFUSED_FOR_NOW)
@@ -64,7 +67,7 @@ RULES: tuple[ErrorRule, ...] = (
         "OSError",
         Meaning.IN_DOUBT,
         "`send_mass_mail`: mails before this one were accepted",
-        after_another_mail,
+        had_sent_other_mails,
     ),
     ErrorRule(
         "builtins",
@@ -84,7 +87,7 @@ RULES: tuple[ErrorRule, ...] = (
         "smtplib",
         "SMTPRecipientsRefused",
         _read_refused_recipients,
-        "RCPT, all recipients: refused if all replies are 5yz, else refused for now",
+        "RCPT, all recipients: refused if all replies are 5yz, otherwise refused for now",
     ),
     ErrorRule(
         "smtplib",
@@ -93,12 +96,14 @@ RULES: tuple[ErrorRule, ...] = (
         _reply,
         "greeting, HELO, AUTH, MAIL, DATA: 4yz is refused for now, 5yz refused",
     ),
-    ErrorRule("smtplib", "SMTPNotSupportedError", Meaning.REFUSED, "smtplib would not send it"),
+    ErrorRule(
+        "smtplib", "SMTPNotSupportedError", Meaning.REFUSED, "smtplib refuses to send the mail"
+    ),
     ErrorRule(
         "smtplib",
         "SMTPException",
         Meaning.REFUSED,
-        "AUTH: no method that both sides know",
+        "AUTH: client and server have no method in common",
         lambda exc: (
             type(exc).__name__ == "SMTPException" and "login" in list_functions(exc, "smtplib")
         ),
@@ -118,24 +123,24 @@ RULES: tuple[ErrorRule, ...] = (
         "builtins",
         "OSError",
         Meaning.NOT_SENT,
-        "raised in smtplib before DATA: DNS, refused, silence, TLS handshake",
+        "raised in smtplib before DATA: DNS, a refused connection, a timeout, the TLS handshake",
         _before_data,
     ),
     ErrorRule(
         "builtins",
         "OSError",
         Meaning.IN_DOUBT,
-        "raised in smtplib: reset or silence in DATA",
+        "raised in smtplib: a reset or a timeout in DATA",
         _in_smtplib,
     ),
 )
 
 
 def smtplib_errors(*, idempotent: bool = False) -> Classifier:
-    """Classify the errors of smtplib.
+    """Return a classifier for the errors of smtplib.
 
-    smtplib raises no error if at least one recipient was accepted. ``sendmail`` returns the refused
-    ones.
+    smtplib raises no error if the server accepted at least one recipient. ``sendmail`` returns the
+    refused recipients.
 
     Args:
         idempotent: ``True`` = the mail may be sent twice without harm, so a failure in DATA is

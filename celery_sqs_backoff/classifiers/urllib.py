@@ -1,4 +1,4 @@
-"""What do the errors of urllib, http.client and urllib3 mean?
+"""Classify the errors of urllib, http.client and urllib3.
 
 https://docs.python.org/3/library/urllib.request.html and https://urllib3.readthedocs.io
 """
@@ -34,17 +34,17 @@ _NO_CONNECTION = ErrorRule(
 
 
 def nothing_was_sent(exc: BaseException) -> bool:
-    """Return whether the cause is a missing connection of urllib3 or a failed handshake.
+    """Return whether the request failed before it was sent, while urllib3 was connecting.
 
-    Returns False if urllib3 had sent the request before, by retries of its own.
+    False if urllib3 itself had made an earlier attempt that may have been sent.
     """
     return not was_tried_before(exc) and (
         any(_NO_CONNECTION.fits(error) for error in iter_wrapped(exc)) or before_the_request(exc)
     )
 
 
-def never_to_be_sent(exc: BaseException) -> bool:
-    """Return whether the request was not sent and never can be (certificate, proxy's 407)."""
+def can_never_be_sent(exc: BaseException) -> bool:
+    """Return whether the request can never be sent (untrusted certificate, 407 of a proxy)."""
     return nothing_was_sent(exc) and (certificate_rejected(exc) or proxy_wants_credentials(exc))
 
 
@@ -67,7 +67,7 @@ RULES: tuple[ErrorRule, ...] = (
         "URLError",
         Meaning.REFUSED,
         "an untrusted certificate, or a proxy that wants credentials (407)",
-        never_to_be_sent,
+        can_never_be_sent,
     ),
     ErrorRule(
         _URLLIB,
@@ -76,28 +76,30 @@ RULES: tuple[ErrorRule, ...] = (
         "DNS, a refused or late connection, a proxy's tunnel or the TLS handshake",
         before_the_request,
     ),
-    ErrorRule(_URLLIB, "ContentTooShortError", Meaning.IN_DOUBT, "half an answer"),
-    ErrorRule(_URLLIB, "URLError", Meaning.IN_DOUBT, "while the request left", _has_a_cause),
-    ErrorRule(_HTTP_CLIENT, "InvalidURL", Meaning.REFUSED, "http.client would not send it"),
+    ErrorRule(_URLLIB, "ContentTooShortError", Meaning.IN_DOUBT, "an incomplete answer"),
+    ErrorRule(_URLLIB, "URLError", Meaning.IN_DOUBT, "while sending the request", _has_a_cause),
+    ErrorRule(
+        _HTTP_CLIENT, "InvalidURL", Meaning.REFUSED, "http.client refuses to send the request"
+    ),
     ErrorRule(
         _HTTP_CLIENT,
         "BadStatusLine RemoteDisconnected IncompleteRead LineTooLong UnknownProtocol"
         " UnknownTransferEncoding",
         Meaning.IN_DOUBT,
-        "no answer, half an answer, or one that is not HTTP",
+        "no answer, an incomplete answer, or an answer that is not HTTP",
     ),
     ErrorRule(
         "builtins",
         "OSError",
         Meaning.NOT_SENT,
-        "raised in http.client, which was connecting",
+        "raised in http.client while connecting",
         lambda exc: _in_http_client(exc) and before_the_request(exc),
     ),
     ErrorRule(
         "builtins",
         "OSError",
         Meaning.IN_DOUBT,
-        "raised in http.client: reset or silence after the request left",
+        "raised in http.client: a reset or a timeout after the request was sent",
         _in_http_client,
     ),
     _NO_CONNECTION,
@@ -106,7 +108,7 @@ RULES: tuple[ErrorRule, ...] = (
         "MaxRetryError ProxyError SSLError ProtocolError",
         Meaning.REFUSED,
         "an untrusted certificate, or a proxy that wants credentials (407)",
-        never_to_be_sent,
+        can_never_be_sent,
     ),
     ErrorRule(
         _URLLIB3,
@@ -126,26 +128,29 @@ RULES: tuple[ErrorRule, ...] = (
         _URLLIB3,
         "LocationValueError LocationParseError URLSchemeUnknown ProxySchemeUnknown",
         Meaning.REFUSED,
-        "urllib3 would not send it",
+        "urllib3 refuses to send the request",
     ),
     ErrorRule(_URLLIB3, "InvalidHeader", Meaning.IN_DOUBT, "a header of the answer cannot be read"),
-    ErrorRule(_URLLIB3, "ResponseNotChunked", None, "the answer came; it was read the wrong way"),
+    ErrorRule(
+        _URLLIB3, "ResponseNotChunked", None, "the provider answered; the task read it wrongly"
+    ),
     ErrorRule(
         _URLLIB3,
         "MaxRetryError ProxyError SSLError ProtocolError TimeoutError ReadTimeoutError"
         " IncompleteRead InvalidChunkLength NewConnectionError NameResolutionError"
         " ConnectTimeoutError EmptyPoolError",
         Meaning.IN_DOUBT,
-        "reset, silence or half an answer after the first byte left, in this attempt or, by"
-        " urllib3's retries, in one before it",
+        "a reset, a timeout or an incomplete answer after the first byte was sent, in the last"
+        " attempt or in an earlier attempt of urllib3",
     ),
 )
 
 
-#: Calls that follow a redirect, with the variable that they set then; ``None`` = all such calls.
+#: Functions that follow a redirect, with the local variable that they set when they do so. ``None``
+#: = each call of the function follows a redirect.
 _FOLLOWING = {
     ("urllib.request", "http_error_302"): None,
-    ("requests.sessions", "resolve_redirects"): None,  # requests lets some errors through
+    ("requests.sessions", "resolve_redirects"): None,  # requests raises some urllib3 errors as is
     ("urllib3.poolmanager", "urlopen"): "response",
     ("urllib3.connectionpool", "urlopen"): "redirect_location",
 }
@@ -160,15 +165,17 @@ def _was_redirected(exc: BaseException) -> bool:
 
 
 def urllib_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
-    """Classify the errors of urllib.request, http.client and urllib3.
+    """Return a classifier for the errors of urllib.request, http.client and urllib3.
 
-    urllib.request raises an error for a status. urllib3 and http.client leave that to the caller.
+    urllib.request raises an error for a status. With urllib3 and http.client, the task must check
+    the status itself.
 
     Args:
         idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request left is retried without an undo. Default ``False``.
-        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE too. Set it if no gateway
-            sends a bare 503 after it has passed the request on. Default ``False``: it is UNKNOWN.
+            request was sent is retried without an undo. Default ``False``.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too. Set it if no gateway
+            before the provider sends this 503 after it has passed the request on. Default
+            ``False``: the failure is UNKNOWN.
 
     Raises:
         TypeError: ``idempotent`` or ``trust_503`` is not a bool.
