@@ -1,1 +1,1 @@
-"""What would an outage do? A simulation with the policies, budgets and gate that workers use."""
+"""Simulate an outage of a provider, with the policies, budgets and gate that workers use."""

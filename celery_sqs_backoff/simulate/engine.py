@@ -1,7 +1,8 @@
 """Simulate a fleet in virtual time, with an event heap.
 
-SQS is simplified. A visible message goes immediately to a random worker that has room; a hidden one
-is shown at the second that was asked for. No message is lost and all clocks agree.
+The simulated SQS is simpler than SQS. A random worker that has room receives a visible message
+immediately. A hidden message is visible again exactly when its hide time ends. No message is lost,
+and all clocks agree.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from random import Random
 from typing import Any, TypeAlias
 
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
-from .law import RUN, PolicyAlone, SimulatedMessage, Told
+from .law import RUN, PolicyAlone, SimulatedDecision, SimulatedMessage
 from .scenario import Scenario
 
 
 class CallResult(Enum):
-    """Calls of the provider, by how they ended."""
+    """How a call to the provider ended."""
 
     SENT = "sent"
     WASTED = "wasted"
     TURNED_AWAY = "turned away"
 
-    __hash__ = object.__hash__  # members are single; Enum's own hash costs a call per count
+    __hash__ = object.__hash__  # faster than Enum's hash, which is a Python call per count
 
 
 @dataclass
@@ -36,12 +37,12 @@ class Measures:
     """The counts of one simulation. Times are seconds from its start.
 
     Attributes:
-        messages: that were sent.
-        calls: by how they ended, and in which second they began.
-        dead: messages that were given up, by reason.
-        receives: settled messages by how often each was received.
-        in_flight_peak: most messages in flight; SQS allows 120,000.
-        backlog: messages that were not settled when the provider was back.
+        messages: number of sent messages.
+        calls: number of calls, by result and by the second in which they began.
+        dead: number of messages that were given up, by reason.
+        receives: number of settled messages, by their number of receives.
+        in_flight_peak: largest number of messages in flight. SQS allows 120,000.
+        backlog: number of unsettled messages at the end of the outage.
         ended_at: when the last message was settled.
     """
 
@@ -57,17 +58,17 @@ class Measures:
 
 
 class SimulatedProvider:
-    """Answers calls as the scenario says. Calls must come in the order of time."""
+    """Answers calls according to the scenario. Calls must be in the order of time."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._outage = scenario.outage
         self._capacity = scenario.capacity
-        self._most = max(1.0, scenario.capacity or 0.0)  # a second's worth, after a pause
+        self._most = max(1.0, scenario.capacity or 0.0)  # a burst of one second's calls
         self._tokens = self._most
         self._filled_at = 0.0
 
     def call(self, now: float) -> CallResult:
-        """Answer one call that begins now."""
+        """Return the result of a call that begins at the time ``now``."""
         if now < self._outage:
             return CallResult.WASTED
         if self._capacity is None:
@@ -88,8 +89,8 @@ class _Worker:
         self.running = 0
         self.held = 0
         self.is_free = True
-        self.waiting: deque[SimulatedMessage] = deque()  # for a process
-        self.paced: deque[SimulatedMessage] = deque()  # for their turn
+        self.waiting: deque[SimulatedMessage] = deque()  # messages that wait for a process
+        self.paced: deque[SimulatedMessage] = deque()  # messages that wait for a slot of the gate
         self.ticks_at = math.inf
 
 
@@ -107,7 +108,7 @@ class _Simulation:
         self.measures = Measures()
         self.now = 0.0
         self._rng = Random(seed)
-        self._arrivals_rng = Random(seed + 2)  # the same arrivals for every strategy
+        self._arrivals_rng = Random(seed + 2)  # of its own: every strategy gets the same arrivals
         self._provider = SimulatedProvider(scenario)
         self._heap: list[tuple[float, int, _Handler, Any, Any]] = []
         self._sequence = count()
@@ -166,7 +167,7 @@ class _Simulation:
 
     def _show(self, message: SimulatedMessage) -> None:
         message.version += 1
-        message.is_shown()
+        message.mark_shown()
         self._visible.append(message)
         self._hand_out()
 
@@ -186,7 +187,7 @@ class _Simulation:
             index = int(self._rng.random() * len(free))
             worker = free[index]
             batch = min(self._capacity - worker.held, MAX_BATCH_ENTRIES, len(visible))
-            # A worker's poll takes its share: others that have room are polling as well.
+            # Other workers with room poll at the same time, so one poll gets only its share.
             if len(visible) < len(free) * batch:
                 batch = max(1, min(batch, len(visible) // len(free)))
             for _ in range(batch):
@@ -210,7 +211,7 @@ class _Simulation:
         told = worker.strategy.decide_on_receive(message, self.now, len(worker.paced))
         self._follow(worker, message, told)
 
-    def _follow(self, worker: _Worker, message: SimulatedMessage, told: Told) -> None:
+    def _follow(self, worker: _Worker, message: SimulatedMessage, told: SimulatedDecision) -> None:
         if told.dead is not None:
             self._settle(worker, message, dead=told.dead)
         elif told.hide is not None:
@@ -236,7 +237,7 @@ class _Simulation:
     def _start(self, worker: _Worker) -> None:
         while worker.waiting and worker.running < self.scenario.processes:
             message = worker.waiting.popleft()
-            told = worker.strategy.turn_came(message, self.now, len(worker.paced))
+            told = worker.strategy.decide_on_turn(message, self.now, len(worker.paced))
             if told is not RUN:
                 self._follow(worker, message, told)
                 continue
@@ -251,7 +252,7 @@ class _Simulation:
         worker, message = where
         worker.running -= 1
         is_sent = answer is CallResult.SENT
-        # A 429 is a refusal also if it does not say for how long.
+        # A 429 counts as a refusal even without Retry-After.
         is_refused = answer is CallResult.TURNED_AWAY
         retry_after = (self.scenario.retry_after or 0.0) if is_refused else None
         told = worker.strategy.decide_after_run(
@@ -276,14 +277,14 @@ class _Simulation:
 
     def _on_tick(self, worker: _Worker, at: float) -> None:
         if at != worker.ticks_at:
-            return  # there was an earlier one since
+            return  # an earlier wake-up has replaced this one
         worker.ticks_at = math.inf
         if worker.paced:
             for _ in range(worker.strategy.turns(len(worker.paced), self.now)):
                 message = worker.paced.popleft()
-                told = worker.strategy.turn_came(message, self.now, len(worker.paced))
+                told = worker.strategy.decide_on_turn(message, self.now, len(worker.paced))
                 self._follow(worker, message, told)
-        # They may go to any worker, so a full worker leaves the recalling to other workers.
+        # Any worker may receive recalled messages, so a full worker lets other workers recall them.
         room = 2 * self._capacity if worker.held < self._capacity else 0
         for message in worker.strategy.recalls(self.now, room=room, waiting=len(worker.paced)):
             self._in_flight -= 1

@@ -1,6 +1,6 @@
-"""How workers decide about messages, with the package's own policies, budgets and gate.
+"""Decide about messages as workers do, with the package's own policies, budgets and gate.
 
-This is the only module of the simulator that knows the law of the provider's recovery.
+No other module of the simulator contains rules for a provider's recovery.
 """
 
 from __future__ import annotations
@@ -28,31 +28,34 @@ class SimulatedMessage:
         self.sent_at = sent_at
         self.first_received_at: float | None = None
         self.receives = 0
-        #: Grows with each change of its visibility, which voids events of an older one.
+        #: Grows with each change of the visibility. An event with an older version is ignored.
         self.version = 0
         self.recall: Recall | None = None
 
-    def is_shown(self) -> None:
-        """Take it from among the hidden messages of its worker."""
+    def mark_shown(self) -> None:
+        """Remove the message from the hidden messages of its worker."""
         if self.recall is not None:
             self.recall.among.discard(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Decision about a message: run it (the default), hide it, let it wait, or give it up."""
+class SimulatedDecision:
+    """A decision about a message. By default, the worker runs it.
+
+    ``hide``: seconds to hide it. ``dead``: reason to give it up. ``waits``: let it wait for a slot.
+    """
 
     hide: float | None = None
     dead: str | None = None
     waits: bool = False
 
 
-RUN = Told()
-WAIT = Told(waits=True)
+RUN = SimulatedDecision()
+WAIT = SimulatedDecision(waits=True)
 
 
 class PolicyAlone:
-    """Back off by the task's policy alone."""
+    """Back off by the task's policy, without a provider."""
 
     name: ClassVar[str] = "full-jitter"
 
@@ -60,14 +63,25 @@ class PolicyAlone:
         self.scenario = scenario
         self.rng = rng
 
-    def decide_on_receive(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
-        """Decide about a message that has come due, while others wait for their turn."""
-        return RUN if (reason := self._find_exhausted(message, now)) is None else Told(dead=reason)
+    def decide_on_receive(
+        self, message: SimulatedMessage, now: float, waiting: int
+    ) -> SimulatedDecision:
+        """Decide about a received message. ``waiting``: number of messages that wait for a slot."""
+        return (
+            RUN
+            if (reason := self._find_exhausted(message, now)) is None
+            else SimulatedDecision(dead=reason)
+        )
 
     def decide_after_run(
         self, message: SimulatedMessage, now: float, *, failed: bool, retry_after: float | None
-    ) -> Told:
-        """Decide about a message after its run. A success needs no decision."""
+    ) -> SimulatedDecision:
+        """Decide about a message after its run.
+
+        Arguments:
+            failed: whether the run failed. After a success, the message is settled.
+            retry_after: seconds that the provider asked to wait; ``None`` = it did not refuse.
+        """
         if not failed:
             return RUN
         delay = self._draw(message) + (retry_after or 0.0)
@@ -78,42 +92,53 @@ class PolicyAlone:
             retry_for=self.scenario.retry_for,
             delay=delay,
         )
-        return self._hide(message, delay, now) if reason is None else Told(dead=reason.value)
+        return (
+            self._hide(message, delay, now)
+            if reason is None
+            else SimulatedDecision(dead=reason.value)
+        )
 
     def adjust_delay(self, message: SimulatedMessage, delay: float, now: float) -> float:
-        """Return the delay after a failure, from the one that the policy drew."""
+        """Return the delay after a failure. ``delay``: seconds that the policy drew."""
         return delay
 
     def note_hidden(self, message: SimulatedMessage, until: float, now: float) -> None:
-        """Note that SQS has hidden a message."""
+        """Record that SQS has hidden a message until a time."""
 
     def turns(self, waiting: int, now: float) -> int:
-        """Return how many waiting messages may run now."""
+        """Return how many of the ``waiting`` messages get a slot now."""
         return waiting
 
-    def turn_came(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
-        """Decide about a message whose turn has come, or for which there is a process.
+    def decide_on_turn(
+        self, message: SimulatedMessage, now: float, waiting: int
+    ) -> SimulatedDecision:
+        """Decide about a message that has waited, when it gets a slot or a free process.
 
-        ``waiting`` messages wait for their turns.
+        ``waiting``: number of messages that still wait for a slot.
         """
         return RUN
 
     def recalls(self, now: float, *, room: int, waiting: int) -> list[SimulatedMessage]:
-        """Return the messages to bring forward now."""
+        """Return hidden messages to bring forward now.
+
+        ``room``: largest number. ``waiting``: number of messages that wait for a slot.
+        """
         return []
 
     def tick_seconds(self) -> float | None:
-        """Return the seconds until ``recalls`` is worth asking, or ``None`` for never."""
+        """Return the seconds after which to call ``recalls`` again. ``None`` = never."""
         return None
 
     def _draw(self, message: SimulatedMessage) -> float:
         return self.scenario.backoff.delay_for(message.id, max(1, message.receives), self.rng)
 
-    def _hide(self, message: SimulatedMessage, delay: float, now: float) -> Told:
-        return Told(hide=visibility_delay(delay, self._delivery(message, now), now=now))
+    def _hide(self, message: SimulatedMessage, delay: float, now: float) -> SimulatedDecision:
+        return SimulatedDecision(
+            hide=visibility_delay(delay, self._delivery(message, now), now=now)
+        )
 
     def _find_exhausted(self, message: SimulatedMessage, now: float) -> str | None:
-        """Return the budget that was exhausted before this receive, or ``None`` if it may run."""
+        """Return the budget that is exhausted, as a reason to give up, or ``None``."""
         if message.receives <= 1:
             return None
         reason = budget.find_reason_before_run(
@@ -126,7 +151,8 @@ class PolicyAlone:
         return None if reason is None else reason.value
 
     def _standing(self, message: SimulatedMessage, now: float) -> budget.Standing:
-        # A worker does not know what another has hidden without running, so receives count.
+        # A worker does not know whether another worker hid the message without running it, so each
+        # receive counts as a retry.
         return standing(self._delivery(message, now), retries=message.receives - 1, now=now)
 
     def _delivery(self, message: SimulatedMessage, now: float) -> Delivery:
@@ -157,9 +183,11 @@ class WithProvider(PolicyAlone):
         self._floor = 0.0
         self._recall: Recall | None = None
 
-    def decide_on_receive(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
+    def decide_on_receive(
+        self, message: SimulatedMessage, now: float, waiting: int
+    ) -> SimulatedDecision:
         if (reason := self._find_exhausted(message, now)) is not None:
-            return Told(dead=reason)
+            return SimulatedDecision(dead=reason)
         look = self.gate.arrived(self._seen(message, now), now, waiting=waiting)
         if look.hide_seconds is None:
             return WAIT if look.waits else RUN
@@ -168,7 +196,7 @@ class WithProvider(PolicyAlone):
 
     def decide_after_run(
         self, message: SimulatedMessage, now: float, *, failed: bool, retry_after: float | None
-    ) -> Told:
+    ) -> SimulatedDecision:
         failure = Reply.FAILED if retry_after is None else Reply.REFUSED
         self._reply = failure if failed else Reply.ANSWERED
         self.gate.ended(message.id, self._reply, now, retry_after=retry_after)
@@ -189,7 +217,9 @@ class WithProvider(PolicyAlone):
     def turns(self, waiting: int, now: float) -> int:
         return self.gate.turns(waiting, now)
 
-    def turn_came(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
+    def decide_on_turn(
+        self, message: SimulatedMessage, now: float, waiting: int
+    ) -> SimulatedDecision:
         if self.gate.begins(message.id, now):
             return RUN
         return self.decide_on_receive(message, now, waiting)

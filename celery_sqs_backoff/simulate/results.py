@@ -1,4 +1,4 @@
-"""The figures of a simulation that people compare, as a table and as a picture."""
+"""Show the figures of a simulation as a table and as a picture, to compare strategies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..units import spell_duration
 from .engine import CallResult, Measures
 from .scenario import Scenario
 
-#: Points of a curve.
+#: Largest number of points of a curve.
 _MOST_POINTS: Final = 720
 
 
@@ -22,9 +22,9 @@ class Result:
     """The figures of one strategy in one scenario. Times are seconds.
 
     Attributes:
-        strategy: its name.
-        scenario: the simulated one.
-        measures: the counts.
+        strategy: name of the strategy.
+        scenario: the simulated scenario.
+        measures: the counts of the simulation.
     """
 
     strategy: str
@@ -32,36 +32,36 @@ class Result:
     measures: Measures
 
     def count_calls(self, call: CallResult) -> int:
-        """Return how many calls of the provider ended so."""
+        """Return the number of calls to the provider with this result."""
         return self.measures.calls[call].total()
 
     @property
     def dead_letters(self) -> int:
-        """Messages that were given up."""
+        """Number of messages that were given up."""
         return self.measures.dead.total()
 
     @property
     def drain(self) -> float:
-        """Time from the recovery until the last message was settled."""
+        """Seconds from the end of the outage until the last message was settled."""
         return max(0.0, self.measures.ended_at - self.scenario.outage)
 
     @property
     def shortest_drain(self) -> float:
-        """Shortest time in which the backlog can be settled."""
+        """Shortest time, in seconds, in which the fleet could settle the backlog."""
         return self.measures.backlog / self.scenario.throughput
 
     @property
     def drain_ratio(self) -> float | None:
-        """Drain as a multiple of the shortest, or ``None`` without a real backlog."""
+        """``drain`` divided by ``shortest_drain``. ``None`` if the backlog is too small."""
         return self.drain / self.shortest_drain if self.shortest_drain >= 1 else None
 
     def receives(self, share: float) -> int:
-        """Return a quantile of the receives per message, where 0.5 is the median and 1 the most."""
+        """Return a quantile of the receives per message. 0.5 is the median, 1 the maximum."""
         counts = sorted(self.measures.receives.elements())
         return counts[max(0, math.ceil(share * len(counts)) - 1)] if counts else 0
 
     def curve(self, call: CallResult) -> list[tuple[float, float]]:
-        """Return times, and the calls a second from then on, in at most 720 points."""
+        """Return points of time and calls a second from that time on, at most 720 points."""
         seconds = math.ceil((self.measures.ended_at + 1) / _MOST_POINTS)
         counts: Counter[int] = Counter()
         for second, number in self.measures.calls[call].items():
@@ -69,7 +69,7 @@ class Result:
         return [(at * seconds, counts[at] / seconds) for at in range(max(counts, default=-1) + 1)]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what ``sqs-simulate --json`` prints."""
+        """Return the values that ``sqs-simulate --json`` prints."""
         return {
             "strategy": self.strategy,
             "messages": self.measures.messages,
@@ -107,7 +107,7 @@ _ROWS: Final = (
 
 
 def render(results: Sequence[Result]) -> str:
-    """Return a table with a column for each strategy, and a line per reason to give up."""
+    """Return a table with a column for each strategy, and a line per reason for dead letters."""
     columns = [{**one.as_dict(), "dead_letters": one.dead_letters} for one in results]
     lines = [" " * 24 + "".join(f"{one.strategy:>14}" for one in results)]
     for name, label, form in _ROWS:
@@ -131,9 +131,9 @@ def plot(results: Sequence[Result], title: str, path: Path) -> None:
     """Write a picture of the calls a second over time, with a panel for each strategy.
 
     Args:
-        results: at least one.
-        title: above the panels.
-        path: its suffix says the format, such as ``.svg`` or ``.png``.
+        results: one result for each panel, at least one.
+        title: title above the panels.
+        path: path of the file. Its suffix is the format, such as ``.svg`` or ``.png``.
 
     Raises:
         ValueError: matplotlib is not installed, or does not know the format.

@@ -1,4 +1,4 @@
-"""The simulated scenario. All times are seconds from the start of the simulation."""
+"""Define and check the scenario of a simulation. All times are seconds from its start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..retry.policies import FullJitter, Policy
 
 
 class ScenarioError(ValueError):
-    """A scenario does not make sense. The message names the field and the expected values."""
+    """A field of a scenario is invalid. The text names the field and the expected values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,18 +17,19 @@ class Scenario:
     """An outage of a provider, the messages for it, the fleet and the task's options.
 
     Attributes:
-        outage: how long the provider is down, from 0 on.
-        rate: new messages a second until the provider is back, at random times.
-        backlog: messages that are there at the start.
-        capacity: calls a second that the provider takes; more get a 429. ``None`` = any number.
-        call_seconds: how long a call takes.
-        retry_after: seconds that a 429 asks for; ``None`` = it does not say.
-        workers: how many.
-        processes: of each worker.
-        prefetch: messages per process that a worker takes beyond the running ones.
+        outage: seconds that the provider is down, from time 0.
+        rate: new messages a second until the end of the outage, at random times.
+        backlog: number of messages at the start.
+        capacity: calls a second that the provider accepts. It answers further calls with 429.
+            ``None`` = no limit.
+        call_seconds: seconds that a call takes.
+        retry_after: seconds in the Retry-After of a 429; ``None`` = it has no Retry-After.
+        workers: number of workers.
+        processes: number of processes of each worker.
+        prefetch: messages per process that a worker receives in addition to the running ones.
         backoff, retry_for, max_retries, crash_budget, provider: the task's options.
-        max_receive_count: of the queue; ``None`` = it has no dead-letter queue.
-        retention: how long SQS keeps a message.
+        max_receive_count: of the queue; ``None`` = the queue has no dead-letter queue.
+        retention: seconds that SQS keeps a message.
     """
 
     outage: float = 3600.0
@@ -59,6 +60,6 @@ class Scenario:
 
     @property
     def throughput(self) -> float:
-        """Calls a second that the fleet makes and the provider takes, at the most."""
+        """Largest number of calls a second that the fleet can make and the provider accepts."""
         made = self.workers * self.processes / self.call_seconds
         return made if self.capacity is None else min(made, self.capacity)

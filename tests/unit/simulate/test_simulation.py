@@ -11,7 +11,7 @@ import pytest
 from celery_sqs_backoff import FullJitter, Provider, Schedule
 from celery_sqs_backoff.simulate import engine
 from celery_sqs_backoff.simulate.engine import CallResult, simulate
-from celery_sqs_backoff.simulate.law import STRATEGIES, SimulatedMessage, Told
+from celery_sqs_backoff.simulate.law import STRATEGIES, SimulatedDecision, SimulatedMessage
 from celery_sqs_backoff.simulate.results import Result, plot
 from celery_sqs_backoff.simulate.scenario import Scenario, ScenarioError
 
@@ -71,7 +71,9 @@ def test_all_workers_get_a_share_of_the_messages() -> None:
     received: dict[int, int] = {}
 
     class Counting(STRATEGIES["provider"]):  # type: ignore[misc]
-        def decide_on_receive(self, message: SimulatedMessage, now: float, waiting: int) -> Told:
+        def decide_on_receive(
+            self, message: SimulatedMessage, now: float, waiting: int
+        ) -> SimulatedDecision:
             if now < hour.outage:
                 received[id(self)] = received.get(id(self), 0) + 1
             return super().decide_on_receive(message, now, waiting)  # type: ignore[no-any-return]
