@@ -1,4 +1,4 @@
-"""Adapters for messages that Celery has not sent: S3, SNS and EventBridge notifications.
+"""Run tasks for messages that Celery has not sent: S3, SNS and EventBridge notifications.
 
 Name one per queue in the app's settings::
 
@@ -7,10 +7,11 @@ Name one per queue in the app's settings::
     app.conf.sqs_backoff = {"foreign": {"uploads": s3("shop.tasks.on_upload")}}
 
 An adapter is a callable ``(body, attributes) -> (task name, args, kwargs)``. It gets the message's
-body as text, and its message attributes by name, as text or bytes. It returns ``None`` if it does
-not understand the message, which then stays on the queue, and :data:`IGNORE` if the message needs
-no task, so that the worker deletes it. The worker calls it in a thread of its main process at each
-receive, so it must be quick and must depend only on its arguments.
+body as text, and its message attributes by name, as text or bytes. If it does not understand the
+message, it returns ``None``, and the message stays on the queue. If the message needs no task, it
+returns :data:`IGNORE`, and the worker deletes the message. The worker calls the adapter in a thread
+of its main process at each receive. So the adapter must be quick and must depend only on its
+arguments.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ IGNORE: Final = _Ignore.IGNORE
 #: Task name, positional and keyword arguments.
 Call = tuple[str, list[Any], dict[str, Any]]
 
-#: From a message's body and attributes to a task's call.
+#: Converts a message's body and attributes into a task's call, ``IGNORE`` or ``None``.
 Adapter = Callable[[str, Mapping[str, Any]], "Call | Literal[_Ignore.IGNORE] | None"]
 
 
 def s3(task: str) -> Adapter:
-    """Call the task with the records of an S3 event notification.
+    """Return an adapter that calls a task with the records of an S3 event notification.
 
     The task gets one argument: a list of dicts with ``event`` (such as ``ObjectCreated:Put``),
     ``bucket``, ``key`` (decoded; S3 sends it URL-encoded), ``size`` in bytes, ``etag``,
-    ``version_id``, ``sequencer``, ``time`` (ISO 8601) and ``region``; a value that S3
-    did not send is ``None``. ``s3:TestEvent``, which S3 sends when you set up a notification, is
-    ignored.
+    ``version_id``, ``sequencer``, ``time`` (ISO 8601) and ``region``. A value that S3 did not send
+    is ``None``. The worker deletes an ``s3:TestEvent``, which S3 sends when you set up a
+    notification.
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/notification-content-structure.html
 
     Arguments:
@@ -87,16 +88,16 @@ _SNS_CONFIRMATIONS = ("SubscriptionConfirmation", "UnsubscribeConfirmation")
 
 
 def sns(task: str | Adapter) -> Adapter:
-    """Call the task with a message that was published to an SNS topic.
+    """Return an adapter that calls a task with a message that was published to an SNS topic.
 
     The task gets keyword arguments: ``message`` (text), ``subject`` and ``topic_arn`` (text or
     ``None``), and ``attributes`` (the SNS message attributes by name, as text). With raw message
-    delivery SQS has no subject and no topic, so both are ``None``. A request to confirm a
-    subscription stays on the queue for a person.
+    delivery, the SQS message has no subject and no topic, so both are ``None``. A request to
+    confirm a subscription stays on the queue, because a person must decide about it.
     https://docs.aws.amazon.com/sns/latest/dg/sns-sqs-as-subscriber.html
 
     Arguments:
-        task: the task's name; or another adapter, which gets the published message as its body:
+        task: the task's name, or another adapter, which gets the published message as its body:
             ``sns(s3("shop.tasks.on_upload"))``.
     """
 
@@ -125,7 +126,7 @@ def sns(task: str | Adapter) -> Adapter:
 
 
 def eventbridge(task: str) -> Adapter:
-    """Call the task with an EventBridge event.
+    """Return an adapter that calls a task with an EventBridge event.
 
     The task gets one argument: the event, a dict with ``id``, ``detail-type``, ``source``,
     ``account``, ``time``, ``region``, ``resources`` and ``detail``.

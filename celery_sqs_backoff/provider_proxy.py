@@ -1,6 +1,7 @@
-"""How does my task behave when its provider fails? A small HTTP proxy that makes it fail.
+"""Test how a task behaves when its provider fails, with a small HTTP proxy that injects faults.
 
-It stands before the provider, or a fake of it, and harms only the requests that you choose::
+The proxy forwards requests to the provider, or to a fake of it, and injects a fault only into the
+requests that you choose::
 
     with running_provider_proxy("http://127.0.0.1:8000") as proxy:
         proxy.inject(
@@ -10,10 +11,10 @@ It stands before the provider, or a fake of it, and harms only the requests that
                 per=lambda request: request.headers["Idempotency-Key"],
             )
         )
-        pay(proxy.url, amount=666)   # charged, and the answer is lost; twice per key
+        pay(proxy.url, amount=666)   # charged, but the answer is lost; twice per key
 
-In pytest, ``celery_sqs_backoff.testing`` has it as the fixture ``provider_proxy``. It needs only
-the standard library. Use it only in tests, because it keeps every request in memory.
+In pytest, use the fixture ``provider_proxy`` of ``celery_sqs_backoff.testing``. The proxy needs
+only the standard library. Use it only in tests, because it keeps every request in memory.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ __all__ = [
 #: Seconds that the provider may take to answer the proxy.
 _PROVIDER_TIMEOUT_SECONDS = 30
 
-#: Headers for one of the proxy's two connections (RFC 9110, 7.6.1). It sets its own ``Host``.
+#: Headers that the proxy does not forward: they are about one connection (RFC 9110, 7.6.1), or the
+#: proxy sets its own (``Host``).
 _NOT_PASSED_ON = {
     *("connection", "content-length", "host", "keep-alive", "proxy-authenticate"),
     *("proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
@@ -53,7 +55,10 @@ _NOT_PASSED_ON = {
 
 @dataclass(frozen=True)
 class ProviderRequest:
-    """A request to the provider. ``path`` has the query; ``headers`` ignore case."""
+    """A request to the provider.
+
+    ``path`` includes the query. ``headers`` ignore upper and lower case in names.
+    """
 
     method: str
     path: str
@@ -61,20 +66,21 @@ class ProviderRequest:
     body: bytes = field(repr=False)
 
     def json(self) -> Any:
-        """Read the body as JSON. Raises ``ValueError`` if it is not JSON."""
+        """Return the body as JSON. Raises ``ValueError`` if it is not JSON."""
         return json.loads(self.body)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A fault for chosen requests, made by ``fail`` or ``drop_answer``.
+    """A fault for chosen requests. ``fail`` and ``drop_answer`` make one.
 
     Arguments:
-        when: ``(request) -> bool``: chooses the requests. ``None`` (default) = all. If it raises,
-            the connection is closed, and the traceback is on stderr.
-        times: how many requests it harms, from 1 up; later ones pass. ``None`` (default) = all.
-        per: ``(request) -> id``: ``times`` is counted for each id separately. ``None`` (default) =
-            one count for all.
+        when: ``(request) -> bool`` chooses the requests. ``None`` (default) = all requests. If the
+            callable raises, the proxy closes the connection and prints the traceback on stderr.
+        times: number of requests that get the fault, from 1 up. Later requests are forwarded.
+            ``None`` (default) = all.
+        per: ``(request) -> id``. With it, ``times`` is counted separately for each ID. ``None``
+            (default) = one count for all requests.
 
     Raises:
         ValueError: ``per`` is given without ``times``.
@@ -90,34 +96,41 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.per is not None and self.times is None:
-            raise ValueError("invalid per: expected times= too, which says how many per id")
+            raise ValueError("invalid per: expected times= too, the number of faults per id")
 
 
 def fail(
     status: int = 503, *, headers: Mapping[str, str] | None = None, body: bytes = b"", **which: Any
 ) -> Fault:
-    """Answer with a status, 200 to 599, default 503. The provider never sees the request.
+    """Return a fault by which the proxy itself answers. The provider does not get the request.
 
-    ``headers`` and ``body`` are the answer's. ``which`` takes ``when``, ``times`` and ``per`` of
-    ``Fault``.
+    Arguments:
+        status: status of the answer, 200 to 599. Default 503.
+        headers: headers of the answer. Default: no headers.
+        body: body of the answer. Default: empty.
+        which: ``when``, ``times`` and ``per`` of ``Fault``.
     """
     return Fault(kind="fail", status=status, headers=dict(headers or {}), body=body, **which)
 
 
 def drop_answer(**which: Any) -> Fault:
-    """Close the connection after the provider has acted, so that its answer is lost.
+    """Return a fault by which the provider acts, but its answer is lost.
 
-    ``which`` takes ``when``, ``times`` and ``per`` of ``Fault``.
+    The proxy closes the connection to the caller instead of forwarding the answer.
+
+    Arguments:
+        which: ``when``, ``times`` and ``per`` of ``Fault``.
     """
     return Fault(kind="drop-answer", **which)
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """The end of a request, with the status that the caller got.
+    """A request that has ended, with the status that the caller got.
 
-    ``forwarded`` is true if the provider may have acted on the request, even without an answer.
-    ``status`` is ``None`` if the caller got no answer. ``fault`` is ``None`` if no fault chose it.
+    ``forwarded``: whether the provider may have acted on the request, even if it sent no answer.
+    ``status``: ``None`` if the caller got no answer. ``fault``: ``None`` if the request got no
+    fault.
     """
 
     request: ProviderRequest
@@ -135,16 +148,16 @@ class ProviderProxy:
         self._faults: list[Fault] = []
         self._harmed: Counter[tuple[int, Hashable]] = Counter()
         self._exchanges: list[Exchange] = []
-        self._lock = threading.RLock()  # a predicate may look at the exchanges
+        self._lock = threading.RLock()  # reentrant, because ``when`` may read ``exchanges``
 
     @property
     def exchanges(self) -> list[Exchange]:
-        """A copy of all ended exchanges, oldest first."""
+        """A list of all exchanges that have ended, oldest first."""
         with self._lock:
             return list(self._exchanges)
 
     def inject(self, *faults: Fault) -> None:
-        """Add faults behind the existing ones. The first fault that fits a request is applied."""
+        """Add faults after the existing ones. A request gets the first fault that chooses it."""
         with self._lock:
             self._faults += faults
 
@@ -160,7 +173,7 @@ class ProviderProxy:
         return None
 
     def _answer_to(self, request: ProviderRequest) -> _Answer | None:
-        """Return the caller's answer, or ``None`` to close the connection."""
+        """Return the answer for the caller, or ``None`` to close the connection."""
         fault = self._fault_for(request)
         answer: _Answer | None
         if fault is not None and fault.kind == "fail":
@@ -169,7 +182,7 @@ class ProviderProxy:
             forwarded, answer = _forward(self._upstream, request)
             if fault is not None and fault.kind == "drop-answer":
                 answer = None
-        # Record the exchange before the answer leaves, so that the caller finds it there.
+        # Record the exchange before the answer is sent, so that the caller then finds it.
         with self._lock:
             status = None if answer is None else answer[0]
             self._exchanges.append(Exchange(request, forwarded, status, fault))
@@ -181,7 +194,7 @@ _Answer = tuple[int, Iterable[tuple[str, str]], bytes]
 
 
 def _forward(upstream: SplitResult, request: ProviderRequest) -> tuple[bool, _Answer]:
-    """Pass a request on. Returns whether the provider may have acted, and its answer."""
+    """Forward a request. Return whether the provider may have acted, and the provider's answer."""
     connect = (
         http.client.HTTPSConnection if upstream.scheme == "https" else http.client.HTTPConnection
     )
@@ -207,11 +220,11 @@ def running_provider_proxy(upstream: str) -> Iterator[ProviderProxy]:
     """Run a proxy on a free port of 127.0.0.1, in threads of this process, until the block ends.
 
     Arguments:
-        upstream: ``http://`` or ``https://`` URL of the provider. Its path is put before the paths
-            of the requests.
+        upstream: ``http://`` or ``https://`` URL of the provider. Its path becomes the prefix of
+            the requests' paths.
 
     Raises:
-        ValueError: ``upstream`` is no such URL.
+        ValueError: ``upstream`` is not an HTTP URL.
     """
     split = urlsplit(upstream)
     if split.scheme not in ("http", "https") or not split.netloc:
@@ -232,11 +245,11 @@ def running_provider_proxy(upstream: str) -> Iterator[ProviderProxy]:
             self.end_headers()
             self.wfile.write(b"" if self.command == "HEAD" else body)
 
-        # http.server calls these names.
+        # http.server calls the methods with these names.
         do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = handle_any  # noqa: N815
 
         def log_message(self, *args: object) -> None:
-            """Drop the log line, because requests are the user's data."""
+            """Write no log line, because requests are user data."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     proxy = ProviderProxy(f"http://127.0.0.1:{server.server_port}", split)

@@ -1,10 +1,10 @@
-"""Pytest fixtures for a project's own tests: an SQS on this machine and a real worker on it.
+"""Pytest fixtures for a project's own tests, with a local SQS and a real worker.
 
 Install ``celery-sqs-backoff[testing]`` and name this module in the top ``conftest.py``::
 
     pytest_plugins = ["celery_sqs_backoff.testing"]
 
-A complete test: the provider is down once, the task keeps its message and comes back::
+A complete test, in which the provider fails once, and the task keeps its message and is retried::
 
     from celery_sqs_backoff import Schedule, SQSBackoffTask
 
@@ -26,9 +26,9 @@ A complete test: the provider is down once, the task keeps its message and comes
         with sqs_worker():
             assert send_email.delay(7).get(timeout=60) == "accepted"
 
-``@shared_task`` tasks (the usual form in Django projects) belong to ``sqs_celery_app`` while a
-test uses it. Tasks of an app of your own need that app moved to the local SQS, by overriding the
-fixture in ``conftest.py``::
+``@shared_task`` tasks (the usual form in Django projects) belong to ``sqs_celery_app`` while a test
+uses it. If your tasks belong to an app of your own, move that app to the local SQS. To do so,
+override the fixture in ``conftest.py``::
 
     from celery_sqs_backoff.testing import on_local_sqs
     from myproject.celery import app
@@ -38,13 +38,13 @@ fixture in ``conftest.py``::
         with on_local_sqs(app, sqs_server, sqs_queue):
             yield app
 
-A provider over HTTP that fails as you say is the fixture ``provider_proxy``; see
+The fixture ``provider_proxy`` makes an HTTP provider fail as you choose. See
 ``celery_sqs_backoff.provider_proxy``.
 
 The local SQS is `moto <https://docs.getmoto.org>`_, in this process. It is made for small queues
-(up to some hundred messages) and does not keep to all of SQS's rules: duplicates can happen under
-concurrency, a message older than 12 hours cannot be hidden again, and a FIFO queue's long poll
-does not wake up. Nothing here reads credentials, profiles or broker URLs from the environment.
+(up to some hundred messages) and differs from SQS. Concurrent receives can return duplicates, a
+message older than 12 hours cannot be hidden again, and a long poll of a FIFO queue does not return
+early. The fixtures read no credentials, profiles or broker URLs from the environment.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ ACCESS_KEY = SECRET_KEY = "testing"
 
 @dataclass(frozen=True, kw_only=True)
 class LocalQueue:
-    """A queue on the local SQS, with its dead-letter queue, or ``None`` without one."""
+    """A queue on the local SQS. ``dlq``: its dead-letter queue, or ``None`` without one."""
 
     name: str
     url: str
@@ -117,7 +117,7 @@ LocalQueueFactory = Callable[..., LocalQueue]
 
 
 def local_sqs_client(endpoint_url: str, **config: Any) -> SQSClient:
-    """Return a boto3 client with dummy credentials. ``config`` fills ``botocore``'s ``Config``."""
+    """Return a boto3 client with dummy credentials. ``config``: arguments of ``Config``."""
     session = boto3.Session(
         region_name=REGION, aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY
     )
@@ -134,18 +134,18 @@ def create_local_queue(
     max_receive_count: int = 10,
     attributes: Mapping[str, str] | None = None,
 ) -> LocalQueue:
-    """Create a queue and, unless told otherwise, the dead-letter queue behind it.
+    """Create a queue, by default with a dead-letter queue.
 
     Args:
-        client: the client of the server that gets the queue.
-        name: default is a new, unique name. A FIFO queue's name gets the suffix
-            ``.fifo`` that SQS asks for; the dead-letter queue's name is this one and ``-dlq``.
-        fifo: make both queues FIFO queues, with deduplication by content.
+        client: a client of the server on which to create the queue.
+        name: name of the queue. Default: a new, unique name. A FIFO queue gets the suffix ``.fifo``
+            that SQS requires. The dead-letter queue's name has ``-dlq`` added.
+        fifo: ``True`` = make both FIFO queues, with deduplication by content. Default ``False``.
         visibility_timeout_seconds: 0 to 43,200. Default 30, as in SQS.
-        dead_letter_queue: ``False`` = no dead-letter queue and no redrive policy.
-        max_receive_count: 1 to 1,000 receives, after which SQS itself moves a message to the
-            dead-letter queue. Default 10, as in SQS.
-        attributes: further SQS queue attributes, such as ``{"DelaySeconds": "5"}``.
+        dead_letter_queue: ``False`` = no dead-letter queue and no redrive policy. Default ``True``.
+        max_receive_count: number of receives, 1 to 1,000, after which SQS itself moves a message to
+            the dead-letter queue. Default 10, as in SQS.
+        attributes: further attributes of the queue, such as ``{"DelaySeconds": "5"}``.
     """
     stem = (name or f"test-{uuid4().hex}").removesuffix(".fifo")
     suffix = ".fifo" if fifo else ""
@@ -171,10 +171,10 @@ def _create(
 
 
 def local_sqs_settings(endpoint_url: str, *queues: LocalQueue) -> dict[str, Any]:
-    """Return Celery settings for an app on only these queues. The first is the default queue.
+    """Return Celery settings for an app that uses only these queues. The first is the default.
 
-    The queues are ``predefined_queues``: a task sent to any other queue fails with kombu's
-    ``UndefinedQueueException`` instead of creating that queue.
+    The queues are ``predefined_queues``. A send to any other queue raises kombu's
+    ``UndefinedQueueException`` and does not create that queue.
     """
     broker_url = f"sqs://{ACCESS_KEY}:{SECRET_KEY}@{urlsplit(endpoint_url).netloc}//"
     return {
@@ -184,9 +184,9 @@ def local_sqs_settings(endpoint_url: str, *queues: LocalQueue) -> dict[str, Any]
         "broker_transport_options": {
             "region": REGION,
             "is_secure": urlsplit(endpoint_url).scheme == "https",
-            # Without long polls, because a poll goes on in the server after its worker has stopped.
-            # It would receive the next message without a worker, and that message would stay
-            # hidden for the whole visibility timeout.
+            # No long polls: the server would continue a poll after its worker has stopped. The poll
+            # would receive the next message, and the message would stay hidden for its whole
+            # visibility timeout.
             "wait_time_seconds": 0,
             "polling_interval": 0.05,
             "predefined_queues": {queue.name: {"url": queue.url} for queue in queues},
@@ -194,7 +194,7 @@ def local_sqs_settings(endpoint_url: str, *queues: LocalQueue) -> dict[str, Any]
         "task_default_queue": queues[0].name,
         "task_always_eager": False,
         "result_backend": "cache+memory://",
-        # A worker in this process must leave logging and output to pytest.
+        # The worker runs in the process of pytest, which handles logging and output itself.
         "worker_hijack_root_logger": False,
         "worker_redirect_stdouts": False,
     }
@@ -204,11 +204,11 @@ def local_sqs_settings(endpoint_url: str, *queues: LocalQueue) -> dict[str, Any]
 def on_local_sqs(app: Celery, endpoint_url: str, *queues: LocalQueue) -> Iterator[Celery]:
     """Move a Celery app to these queues, and make it the current app, until the block ends.
 
-    Celery lets ``CELERY_BROKER_URL`` and the like win over an app's settings. The block removes
-    these variables from the environment, because a test must not reach a real broker.
+    In Celery, environment variables such as ``CELERY_BROKER_URL`` override an app's settings. The
+    block removes these variables, because a test must not reach a real broker.
 
-    The app gets a fresh store in memory, so tests do not share guards, steps and locks. A test that
-    needs another store sets ``app.conf.sqs_backoff`` inside the block.
+    The app gets a new store in memory, so that tests do not share guards, steps and locks. If a
+    test needs another store, set ``app.conf.sqs_backoff`` inside the block.
     """
     with pytest.MonkeyPatch.context() as patch, setup_default_app(app):
         for kind in ("BROKER", "BROKER_READ", "BROKER_WRITE"):
@@ -216,8 +216,8 @@ def on_local_sqs(app: Celery, endpoint_url: str, *queues: LocalQueue) -> Iterato
         patch.delenv("CELERY_RESULT_BACKEND", raising=False)
         patch.delenv("TEST_BROKER", raising=False)  # read by celery.contrib.testing
         settings = local_sqs_settings(endpoint_url, *queues)
-        app.conf.get("broker_url")  # Celery replaces ``app.conf`` when it is first read
-        # Records of another test, or of a real store, must not decide about this test's tasks.
+        app.conf.get("broker_url")  # the first read makes Celery replace ``app.conf``
+        # Records of another test, or of a real store, must not affect this test.
         settings["sqs_backoff"] = {**(app.conf.get("sqs_backoff") or {}), "store": MemoryStore()}
         for name, value in settings.items():
             patch.setitem(app.conf.changes, name, value)
@@ -248,9 +248,9 @@ def running_worker(
     """Run a real worker on an app, in a thread of this process, until the block ends.
 
     Args:
-        app: an app that is :func:`on_local_sqs`. Define all its tasks first, because the worker
-            does not learn of later ones.
-        pool: ``"solo"`` or ``"threads"``. Others need a process of their own.
+        app: an app that is :func:`on_local_sqs`. Define all its tasks before, because the worker
+            does not find later tasks.
+        pool: ``"solo"`` (default) or ``"threads"``. Other pools need a process of their own.
         options: as for ``celery.contrib.testing.worker.start_worker``, such as ``concurrency=2``
             and ``shutdown_timeout=30``, and for ``celery.worker.WorkController``.
 
@@ -267,21 +267,22 @@ def running_worker(
             yield worker
     finally:
         setup_logging.disconnect(_leave_logging_alone)
-        # A receive that is still under way would take the next message. It ends soon, because it is
-        # no long poll.
+        # Wait for receives that are under way, because they could receive the next test's message.
+        # They end soon, because they are no long polls.
         for thread in set(threading.enumerate()) - others:
             if thread.name.startswith("sqs-poll-"):
                 thread.join(timeout=5)
-        # kombu before 5.7 keeps these for all channels, with the event loop of the ended worker.
+        # kombu before 5.7 shares these clients between channels. They are bound to the event loop
+        # of the worker that has ended.
         clients = Channel._predefined_queue_async_clients
         if isinstance(clients, dict):
             clients.clear()
 
 
 def _leave_logging_alone(**_: object) -> None:
-    """Keep Celery from setting up logging, which would outlive the worker.
+    """Keep Celery from setting up logging, because the set-up would outlast the worker.
 
-    Celery leaves logging alone if a function is connected to ``setup_logging``.
+    Celery does not set up logging if a function is connected to ``setup_logging``.
     """
 
 
@@ -289,15 +290,15 @@ def _leave_logging_alone(**_: object) -> None:
 def sqs_server() -> Iterator[str]:
     """Start an SQS in this process on a free port of 127.0.0.1, and return its endpoint URL.
 
-    The whole session shares it. Each test has queues of its own.
+    All tests of the session share the server. Each test has queues of its own.
     """
-    try:  # here, as a test without SQS does not wait for it
+    try:  # imported late, because tests without SQS need not wait for the import
         from moto.server import ThreadedMotoServer
     except ImportError as exc:
         raise ImportError(_INSTALL.format("moto")) from exc
     requests_log = logging.getLogger("werkzeug")
     level = requests_log.level
-    requests_log.setLevel(logging.WARNING)  # a line for each request would bury a test's own log
+    requests_log.setLevel(logging.WARNING)  # omit the server's log line for each request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -314,7 +315,7 @@ def sqs_client(sqs_server: str) -> SQSClient:
 
 @pytest.fixture
 def sqs_queue_factory(sqs_client: SQSClient) -> Iterator[LocalQueueFactory]:
-    """Make queues as :func:`create_local_queue` does. The fixture deletes them after the test."""
+    """Return a function like :func:`create_local_queue`. Delete its queues after the test."""
     made: list[LocalQueue] = []
 
     def create(**options: Any) -> LocalQueue:
@@ -330,25 +331,28 @@ def sqs_queue_factory(sqs_client: SQSClient) -> Iterator[LocalQueueFactory]:
 
 @pytest.fixture
 def sqs_queue(sqs_queue_factory: LocalQueueFactory) -> LocalQueue:
-    """Create a standard queue with a dead-letter queue, for this test alone."""
+    """Create a standard queue with a dead-letter queue for one test."""
     return sqs_queue_factory()
 
 
 @pytest.fixture
 def sqs_celery_app(sqs_server: str, sqs_queue: LocalQueue) -> Iterator[Celery]:
-    """Create a Celery app on ``sqs_queue``, the current app for this test."""
+    """Create a Celery app on ``sqs_queue``, and make it the current app during the test."""
     with on_local_sqs(Celery("sqs_tests", set_as_current=False), sqs_server, sqs_queue) as app:
         yield app
 
 
 @pytest.fixture
 def sqs_worker(sqs_celery_app: Celery) -> Callable[..., AbstractContextManager[WorkController]]:
-    """Run a worker on ``sqs_celery_app`` by ``with sqs_worker():``, as :func:`running_worker`."""
+    """Return a function that runs a worker on ``sqs_celery_app``, in ``with sqs_worker():``.
+
+    It takes the arguments of :func:`running_worker`.
+    """
     return partial(running_worker, sqs_celery_app)
 
 
 @pytest.fixture
 def provider_proxy() -> Iterator[Callable[[str], ProviderProxy]]:
-    """Start a proxy that harms chosen requests by ``proxy = provider_proxy(upstream)``."""
+    """Return a function that starts a proxy for injected faults, ``provider_proxy(upstream)``."""
     with ExitStack() as stack:
         yield lambda upstream: stack.enter_context(running_provider_proxy(upstream))

@@ -1,7 +1,7 @@
-"""Read and print text from outside. A message's sender must not control our log or terminal.
+"""Read and print text from outside, so that a message's sender cannot control a log or terminal.
 
-The sender chooses the names and texts in a message. They may be megabytes, line ends that fake a
-log line, escape sequences that a terminal obeys, or marks that reverse the reading order.
+The sender chooses the names and texts in a message. They may have megabytes, line ends that forge a
+log line, escape sequences for the terminal, or marks that reverse the reading order.
 """
 
 from __future__ import annotations
@@ -12,33 +12,32 @@ from collections.abc import Callable, Sequence
 from traceback import walk_tb
 from typing import Any
 
-#: Enough for a task's name, an id or a queue's name.
+#: Default limit of ``printable``. Names of tasks, IDs and names of queues are mostly shorter.
 _NAME_CHARACTERS = 200
 
-#: A log line about a bug of ours names this number of places instead of a traceback.
+#: A log line about a bug of this package names this number of places instead of a traceback.
 BUG_CALLS = 6
 
-#: Ids and counts are smaller than this. A larger number is not worth showing.
+#: ``printable`` shows only the type of a larger integer, because IDs and counts are smaller.
 _MAX_BITS = 128
 
-#: JSON from outside may nest so deep. Python's own limit depends on its version.
+#: Deepest nesting of JSON from outside. Python's own limit depends on its version.
 _MAX_JSON_DEPTH = 500
 
-#: More digits than any count or time has. Python reads longer numbers in quadratic time.
+#: Largest number of digits to parse, more than any count or time has. Python needs quadratic time.
 _MAX_DIGITS = 20
 
 
 def printable(value: object, limit: int = _NAME_CHARACTERS) -> str:
     """Return a value from outside as one short line of printable characters.
 
-    Cuts first, so that the cost does not depend on the value's size. Control characters, line
-    ends, marks for the reading direction and other invisible characters become their escapes.
-    Never raises.
+    The value is cut first, so that the cost does not depend on its size. Control characters, line
+    ends, marks for the reading direction and other invisible characters are escaped. Never raises.
 
     Args:
-        value: a string, a small number, a boolean or ``None``. For anything else only the type is
+        value: a string, a small number, a boolean or ``None``. Of any other value only the type is
             shown, because its ``repr`` may be huge, deep, or user data.
-        limit: characters of the result, the dots that mark a cut not counted. Default 200.
+        limit: largest number of characters, without the dots that mark a cut. Default 200.
     """
     if isinstance(value, str):
         if len(value) <= limit and value.isprintable():
@@ -56,7 +55,7 @@ def printable(value: object, limit: int = _NAME_CHARACTERS) -> str:
 
 
 def name_some(names: Sequence[str], most: int) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first ``most`` names as text, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -70,11 +69,11 @@ def type_name(exc: BaseException) -> str:
 def error_site(exc: BaseException, *, calls: int = 1) -> str:
     """Return an exception's type and place, as in ``builtins.OSError at undo.py:3 in undo``.
 
-    It leaves out the texts of the exception and of its chain. They may quote a task's arguments or
-    a credential, and a formatted traceback holds them all.
+    The text of an exception may quote a task's arguments or a credential. So leave out the texts of
+    the exception and of its causes, and do not format a traceback, which has all these texts.
 
     Args:
-        calls: how many places to name, the innermost first. Default 1; a bug of ours needs more.
+        calls: number of places to name, the innermost first. Default 1.
     """
     places = [
         printable(f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}")
@@ -86,22 +85,23 @@ def error_site(exc: BaseException, *, calls: int = 1) -> str:
 def read_json_object(
     text: object, loads: Callable[[Any], Any] | None = None
 ) -> dict[str, Any] | None:
-    """Read a JSON object that a stranger may have written, or return ``None`` for any other text.
+    """Return the JSON object in a text from any sender, or ``None`` if the text is anything else.
 
-    Numbers that no count or time has are infinite.
+    An integer with more than 20 digits is read as infinite.
 
     Args:
-        loads: reads JSON. kombu's also makes objects, of which any may fail.
+        loads: function that reads JSON. ``None`` = Python's own. kombu's ``loads`` also creates
+            objects, and may raise any exception.
     """
     try:
         found = json.loads(text, parse_int=_parse_int) if loads is None else loads(text)  # type: ignore[arg-type]
-    except Exception:  # noqa: BLE001  # it is not text, not JSON, nested too deep, or no object
+    except Exception:  # noqa: BLE001  # not a text, not JSON, nested too deep, or ``loads`` failed
         return None
     return found if isinstance(found, dict) and not nests_too_deep(found) else None
 
 
 def nests_too_deep(value: object) -> bool:
-    """Return whether lists and dicts nest more than 500 levels deep, which may be unreadable."""
+    """Return whether lists and dicts nest more than 500 levels deep, so that JSON may fail."""
     level: list[Any] = [value]
     for _ in range(_MAX_JSON_DEPTH + 1):
         outer, level = level, []

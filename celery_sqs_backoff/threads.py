@@ -1,4 +1,4 @@
-"""Start daemon threads, and wait for calls no longer than some seconds."""
+"""Start daemon threads, and make calls with a time limit."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ T = TypeVar("T")
 
 
 def start_daemon(name: str, run: Callable[[], object]) -> threading.Thread | None:
-    """Start a thread that its process does not wait for.
+    """Start a daemon thread. The process does not wait for it at its end.
 
     Returns:
-        ``None`` if the machine has no thread left, or the interpreter is ending. Try again later.
+        The thread. ``None`` if the machine has no thread left, or the interpreter is ending. The
+        caller may try again later.
     """
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
@@ -32,10 +33,10 @@ def start_daemon(name: str, run: Callable[[], object]) -> threading.Thread | Non
 
 
 def call_in_time(call: Callable[[], T], *, seconds: float) -> Future[T] | None:
-    """Call in another thread, and wait at most ``seconds`` for the end of the call.
+    """Make a call in another thread, and wait at most ``seconds`` for its end.
 
     Returns:
-        The call, which may still go on: ``done()`` says whether it has ended. ``None`` if the
+        The future of the call. ``done()`` is false if the call is still under way. ``None`` if the
         machine has no thread left, so that the call was not made.
     """
     future: Future[T] = Future()
@@ -52,10 +53,10 @@ def call_in_time(call: Callable[[], T], *, seconds: float) -> Future[T] | None:
 
 
 class SharedCall(Generic[T]):
-    """A call for many threads that need its result, made once at a time.
+    """A call that several threads share, so that it is made only once at a time.
 
-    Each thread waits until the call has taken the given seconds since its start. So a call that
-    hangs delays only the threads that began to wait with it.
+    A thread waits only until the call has been under way for the given seconds. So if a call hangs,
+    threads that ask later do not wait for it.
 
     Arguments:
         call: the call, which runs in a thread of its own.
@@ -63,7 +64,7 @@ class SharedCall(Generic[T]):
     """
 
     class TakesTooLong(Exception):
-        """The call has already taken its seconds, or the machine has no thread left."""
+        """The call did not end within the given seconds, or the machine has no thread left."""
 
     def __init__(self, call: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
         self._call = call
@@ -73,11 +74,11 @@ class SharedCall(Generic[T]):
         self._begun_at = 0.0
 
     def result(self, *, seconds: float) -> T:
-        """Return the result of the call under way, or of a new call.
+        """Return the result of the call under way, or make a new call.
 
         Raises:
-            SharedCall.TakesTooLong: the call has been under way for ``seconds`` and goes on, or the
-                machine has no thread left for a new call.
+            SharedCall.TakesTooLong: the call has been under way for ``seconds`` without an end, or
+                the machine has no thread left for a new call.
             Exception: the error that the call raised.
         """
         with self._lock:
@@ -94,21 +95,21 @@ class SharedCall(Generic[T]):
 
 
 class _Caller:
-    """A thread that makes one call after the other.
+    """A thread that makes one call after another.
 
-    Starting a thread costs more CPU than the call to SQS.
+    It is reused, because starting a thread costs more CPU than a call to SQS.
     """
 
     def __init__(self) -> None:
-        #: Calls to make in this thread, which must be new or idle.
+        #: Calls that this thread makes. Add a call only while the thread is new or idle.
         self.work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
 
     def run(self) -> None:
         while True:
-            _carry_out(*self.work.get(), self)  # without a name that keeps a large answer alive
+            _carry_out(*self.work.get(), self)  # no variable may keep a large answer alive
 
 
-#: Threads without work. A fork starts without them, because it does not copy threads.
+#: Threads that have no call. A forked process empties this list, because a fork copies no threads.
 _idle: deque[_Caller] = deque()
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_idle.clear)
@@ -120,7 +121,7 @@ def _carry_out(future: Future[T], call: Callable[[], T], caller: _Caller) -> Non
     except BaseException as exc:  # noqa: BLE001  # ``result()`` raises it again
         settle = partial(future.set_exception, exc)
     try:
-        _idle.append(caller)  # before ``settle``, so that the next call finds this thread idle
+        _idle.append(caller)  # before ``settle``, so that the waiting thread can reuse this one
         settle()
     finally:
-        del future, settle  # an exception's traceback has this frame
+        del future, settle  # avoids a cycle: the traceback of an exception refers to this frame

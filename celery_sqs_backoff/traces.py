@@ -1,8 +1,8 @@
-"""Find out where an HTTP library was when it raised an error.
+"""Find out from a traceback whether an HTTP library had sent the request when it raised an error.
 
-Some errors do not show that themselves. A timeout has the same class while a client connects and
-while it waits for an answer, but the tracebacks differ. A traceback proves one thing only, that the
-request had not left. Without a traceback a failure stays in doubt.
+The class of some errors does not show this. A timeout has the same class while a client connects
+and while it waits for an answer, but the tracebacks differ. A traceback can only prove that the
+request was not sent. Without this proof, the failure stays in doubt.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from ssl import SSLCertVerificationError
 from traceback import walk_tb
 from types import FrameType
 
-# gevent and eventlet bring their own socket and ssl modules.
+# gevent and eventlet have socket and ssl modules of their own.
 _SOCKETS = ("socket", "ssl", "gevent", "eventlet")
 
 
 def frames(exc: BaseException) -> Iterator[tuple[str, str, FrameType]]:
-    """Yield module, function and frame of each call that the error passed, the outermost first."""
+    """Yield module, function and frame of each call in the error's traceback, outermost first."""
     for frame, _ in walk_tb(exc.__traceback__):
         yield str(frame.f_globals.get("__name__", "")), frame.f_code.co_name, frame
 
 
 def list_functions(exc: BaseException, module: str) -> set[str]:
-    """Return the names of the functions of a module that the error passed."""
+    """Return the names of a module's functions in the error's traceback."""
     return {function for name, function, _ in frames(exc) if name == module}
 
 
 def iter_wrapped(exc: BaseException) -> Iterator[BaseException]:
     """Yield the error, and the errors that urllib3, requests, urllib and botocore wrapped in it.
 
-    The libraries keep them in ``args``, ``reason``, ``kwargs["error"]`` or ``__cause__``. An error
-    in ``__context__`` is left out, because it need not be the reason.
+    The libraries keep the wrapped errors in ``args``, ``reason``, ``kwargs["error"]`` or
+    ``__cause__``. An error in ``__context__`` is left out, because it may be unrelated.
     """
     waiting: list[object] = [exc]
     seen: set[int] = set()
@@ -51,17 +51,20 @@ def iter_wrapped(exc: BaseException) -> Iterator[BaseException]:
 
 
 def before_the_request(exc: BaseException) -> bool:
-    """Return whether a connection, a proxy's tunnel or a TLS handshake failed."""
+    """Return whether the error was raised in a connection, a proxy's tunnel or a TLS handshake.
+
+    The library does all three before it sends the request.
+    """
     return any(
         _connects(module, function) for e in iter_wrapped(exc) for module, function, _ in frames(e)
     )
 
 
 def was_tried_before(exc: BaseException) -> bool:
-    """Return whether urllib3 or stripe had sent the request before, by retries of their own.
+    """Return whether urllib3 or stripe had already sent the request in an earlier attempt.
 
-    The error belongs to the last attempt only. That attempt may have been refused a connection
-    after an earlier one had reached the provider.
+    Both libraries retry, and raise only the error of the last attempt. The provider may have
+    processed an earlier attempt even if the last attempt got no connection.
     """
     return any(
         _was_tried(module, f, frame) for e in iter_wrapped(exc) for module, f, frame in frames(e)
@@ -78,30 +81,34 @@ def _was_tried(module: str, function: str, frame: FrameType) -> bool:
 
 
 def was_sent(error: BaseException | None) -> bool:
-    """Return whether an attempt left, because it ended with a status or not while connecting."""
+    """Return whether an attempt may have been sent. False only if it failed while connecting.
+
+    ``error``: the error of the attempt; ``None`` = it ended with a status.
+    """
     return error is None or not (
         any(type(e).__name__ in _NO_CONNECTION for e in iter_wrapped(error))
         or before_the_request(error)
     )
 
 
-#: Errors of urllib3 for attempts that were not sent.
+#: Errors of urllib3 for attempts that got no connection, so that no request was sent.
 _NO_CONNECTION = ("NewConnectionError", "NameResolutionError", "ConnectTimeoutError")
 
-#: OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED. Time or the provider
-#: ends these. (https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error/)
+#: OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED. These errors end when
+#: the certificate becomes valid or is renewed.
+#: (https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error/)
 _PASSING = (9, 10)
 
 
 def certificate_failed(exc: BaseException) -> bool:
-    """Return whether the client refused the provider's certificate, and so sent no request."""
+    """Return whether the client refused the provider's certificate, so that it sent no request."""
     return any(isinstance(error, SSLCertVerificationError) for error in iter_wrapped(exc))
 
 
 def certificate_rejected(exc: BaseException) -> bool:
-    """Return whether the provider's certificate cannot be trusted (name, unknown authority).
+    """Return whether the certificate has a wrong name or an unknown authority.
 
-    No later attempt will help. An expired certificate does not count, because it will be renewed.
+    A retry does not help then. An expired certificate does not count, because it will be renewed.
     """
     return any(
         isinstance(error, SSLCertVerificationError) and error.verify_code not in _PASSING
@@ -109,10 +116,11 @@ def certificate_rejected(exc: BaseException) -> bool:
     )
 
 
-def after_another_mail(exc: BaseException) -> bool:
-    """Return whether one call of Django's ``send_mass_mail`` had sent mails before this one.
+def had_sent_other_mails(exc: BaseException) -> bool:
+    """Return whether Django's ``send_mass_mail`` had sent other mails in the same call before.
 
-    Django's SMTP backend and django-anymail's send one mail after the other, and count them.
+    The backends of Django (SMTP) and django-anymail send one mail after another and count them.
+    This function reads the count from the traceback.
     """
     return any(
         function == "send_messages"
@@ -123,7 +131,7 @@ def after_another_mail(exc: BaseException) -> bool:
 
 
 def proxy_wants_credentials(exc: BaseException) -> bool:
-    """Return whether a proxy refused its tunnel with 407, which no later attempt will change."""
+    """Return whether a proxy refused its tunnel with 407, so that a retry does not help."""
     return any("407 Proxy Auth" in str(error) for error in iter_wrapped(exc))
 
 

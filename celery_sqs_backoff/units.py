@@ -1,4 +1,4 @@
-"""Rates and durations as people write them."""
+"""Read and write rates and durations in the form that people use."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ _DURATION = re.compile(r"\s*(?:(\d+(?:\.\d+)?)\s*([smhd]))", re.IGNORECASE)
 def parse_rate(value: str | float | None, name: str = "rate") -> float | None:
     """Read Celery's rate syntax, such as ``"10/s"``, ``"300/m"`` and ``"7200/h"``.
 
-    A number is per second. Returns the number per second. ``None`` (no limit) stays ``None``.
+    Arguments:
+        value: text, or a number per second. ``None`` = no limit.
+        name: name of the option, for the error.
+
+    Returns:
+        The number per second, or ``None`` for ``None``.
 
     Raises:
         TypeError: the value is not text or a number.
         ValueError: the value is not a rate, or not above 0.
     """
-    from celery.utils.time import rate as celery_rate  # late, because pure modules import this one
+    from celery.utils.time import rate as celery_rate  # pure modules must not import Celery
 
     if value is None:
         return None
@@ -39,12 +44,17 @@ def parse_rate(value: str | float | None, name: str = "rate") -> float | None:
 
 
 def parse_duration(value: str | float | timedelta | None, name: str) -> float | None:
-    """Read ``"90s"``, ``"10m"``, ``"36h"``, ``"2d"``, ``"1h30m"``, seconds or a timedelta.
+    """Read a duration, such as ``"90s"``, ``"10m"``, ``"36h"``, ``"2d"`` or ``"1h30m"``.
 
-    Returns seconds. ``None`` stays ``None``.
+    Arguments:
+        value: text, seconds or a timedelta. ``None`` = not given.
+        name: name of the option, for the error.
+
+    Returns:
+        Seconds, or ``None`` for ``None``.
 
     Raises:
-        ValueError: the value does not have that form.
+        ValueError: the value has another form.
         TypeError: the value is not text, a number or a timedelta.
     """
     if value is None or not isinstance(value, str):
@@ -61,7 +71,7 @@ def parse_duration(value: str | float | timedelta | None, name: str) -> float | 
 
 
 def spell_duration(seconds: float) -> str:
-    """Write a duration in its two largest units, as ``"2 d 3 h"``, ``"4 min 10 s"``, ``"0 s"``."""
+    """Return a duration in its two largest units, as ``"2 d 3 h"``, ``"4 min 10 s"``, ``"0 s"``."""
     left = int(max(0, seconds))
     parts: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
@@ -72,7 +82,7 @@ def spell_duration(seconds: float) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """Write a time as a person would say it, as ``"3.5 minutes"``, ``"36 hours"``, ``"4 days"``."""
+    """Return a time in one spelled-out unit, as ``"3.5 minutes"``, ``"36 hours"``, ``"4 days"``."""
     for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= (1.5 if unit != "day" else 2) * length:
             number = round(seconds / length, 1)
