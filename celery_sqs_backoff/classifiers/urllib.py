@@ -28,7 +28,7 @@ _NO_CONNECTION = ErrorRule(
     _URLLIB3,
     "NewConnectionError NameResolutionError ConnectTimeoutError",
     Meaning.NOT_SENT,
-    "DNS, a refused or late connection",
+    "DNS, a refused connection, or a timeout while connecting",
     lambda exc: not was_tried_before(exc),
 )
 
@@ -66,14 +66,14 @@ RULES: tuple[ErrorRule, ...] = (
         _URLLIB,
         "URLError",
         Meaning.REFUSED,
-        "an untrusted certificate, or a proxy that wants credentials (407)",
+        "an untrusted certificate, or a proxy that requires credentials (407)",
         can_never_be_sent,
     ),
     ErrorRule(
         _URLLIB,
         "URLError",
         Meaning.NOT_SENT,
-        "DNS, a refused or late connection, a proxy's tunnel or the TLS handshake",
+        "DNS, no connection in time, a refused connection, a proxy's tunnel, the TLS handshake",
         before_the_request,
     ),
     ErrorRule(_URLLIB, "ContentTooShortError", Meaning.IN_DOUBT, "an incomplete answer"),
@@ -107,14 +107,14 @@ RULES: tuple[ErrorRule, ...] = (
         _URLLIB3,
         "MaxRetryError ProxyError SSLError ProtocolError",
         Meaning.REFUSED,
-        "an untrusted certificate, or a proxy that wants credentials (407)",
+        "an untrusted certificate, or a proxy that requires credentials (407)",
         can_never_be_sent,
     ),
     ErrorRule(
         _URLLIB3,
         "MaxRetryError ProxyError SSLError ProtocolError TimeoutError ReadTimeoutError",
         Meaning.NOT_SENT,
-        "DNS, a refused or late connection, a proxy's tunnel or the TLS handshake",
+        "DNS, no connection in time, a refused connection, a proxy's tunnel, the TLS handshake",
         nothing_was_sent,
     ),
     ErrorRule(
