@@ -523,7 +523,9 @@ def _lacks_permission(facts: ProjectFacts) -> Iterator[Report]:
 
 def _consequence(queue: QueueFacts) -> str:
     if not queue.is_consumed:
-        return "A message that is given up stays hidden in its queue and never is a dead letter."
+        return (
+            "A message that is given up stays hidden in its queue and never becomes a dead letter."
+        )
     if "sqs:ChangeMessageVisibility" in queue.denied:
         return "Workers cannot hide messages: no retry is delayed, and long tasks run twice."
     if "sqs:DeleteMessage" in queue.denied:

@@ -116,4 +116,4 @@ def test_without_the_right_to_show_messages_again_a_redrive_says_how_long_they_a
     proxy.inject(denied)
     report = redrive(app, queue.dlq.name, task="none")
     assert (report.ended, report.skipped) == (Ended.DONE, 5)
-    assert report.detail.startswith("5 messages that are left stay hidden for up to 15 minutes")
+    assert report.detail.startswith("5 messages that were left stay hidden for up to 15 minutes")
