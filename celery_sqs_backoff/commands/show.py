@@ -192,8 +192,8 @@ def closing(
         found.append("No message matched, or no matching message may be sent.")
     peek = f"sqs-peek {name}{' --force' if options.get('force') else ''} --messages"
     if report.ended is not Ended.DONE or report.not_deleted:
-        goes_on = f", which continues from {journal}" if journal else ""
-        found.append(f"Next: sqs-redrive {name} ...{goes_on}")
+        resumed = f", which continues from {journal}" if journal else ""
+        found.append(f"Next: sqs-redrive {name} ...{resumed}")
     elif report.failed or report.poison or report.in_doubt:
         found.append(f"Next: {peek}")
     elif report.unknown:

@@ -127,7 +127,7 @@ def test_the_end_names_one_command_to_type_next(report, options, command):
         RedriveReport(looked_at=2, **report),
         queue="q",
         options=options,
-        journal="j" if command and "goes on" in command else None,
+        journal="j" if command and "continues" in command else None,
     )
     said = [line for line in found if line.startswith("Next: ")]
     assert said == ([f"Next: {command}"] if command else [])
