@@ -1,4 +1,4 @@
-"""Start daemon threads, and make calls with a time limit."""
+"""Start daemon threads, make calls with a time limit, and read a clock that counts a suspend."""
 
 from __future__ import annotations
 
@@ -12,9 +12,19 @@ from concurrent.futures import TimeoutError as NotInTime
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
+
+#: Linux stops CLOCK_MONOTONIC during a suspend, but not CLOCK_BOOTTIME. On macOS
+#: ``time.monotonic()`` stops, but CLOCK_MONOTONIC goes on.
+#: https://docs.python.org/3/library/time.html#time.CLOCK_BOOTTIME
+_CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+
+
+def steady_seconds() -> float:
+    """Return seconds on a clock that never goes back and that counts a suspend."""
+    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
 def start_daemon(name: str, run: Callable[[], object]) -> threading.Thread | None:

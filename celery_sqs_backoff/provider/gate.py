@@ -32,7 +32,6 @@ from ..retry.decision import Reply
 from ..retry.policies import Policy, RandomSource
 from ..sqs.delivery import Delivery
 from ..sqs.hidden import Hidden, Recall
-from ..sqs.visibility import standing
 from .rate import RecoveryRate
 from .settings import Provider
 
@@ -138,7 +137,7 @@ class Message:
     ) -> Message:
         """Describe a message. Asks the user's policy. ``now``: seconds since the epoch."""
         policy = tolerant(backoff)
-        stands = standing(delivery, retries=delivery.earlier_runs, now=now)
+        stands = delivery.standing(retries=delivery.earlier_runs, now=now)
         return cls(
             delivery.message_id,
             receives=delivery.receive_count,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..retry.policies import FullJitter
-from ..sqs.visibility import steady_seconds
+from ..threads import steady_seconds
 from .errors import RedriveError, RedriveUnreachable
 from .events import Ended, Finished, RedriveReport
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..sqs.limits import MAX_BATCH_ENTRIES
-from ..sqs.visibility import steady_seconds
+from ..threads import steady_seconds
 from .errors import RedriveUnreachable
 from .events import Ended
 from .files import Archive, NoJournal

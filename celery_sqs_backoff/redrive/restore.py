@@ -18,7 +18,7 @@ from celery.utils.functional import chunks
 
 from ..sqs.dead_letter import ATTRIBUTE_NAME, entry_bytes, sendable, with_trace
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
-from ..sqs.visibility import steady_seconds
+from ..threads import steady_seconds
 from .errors import RedriveRefused
 from .events import RedriveEvent, RedriveReport, Started
 from .files import NoJournal, read_archive

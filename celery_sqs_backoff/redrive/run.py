@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
-from ..sqs.visibility import steady_seconds
+from ..threads import steady_seconds
 from .events import (
     Ended,
     Progress,

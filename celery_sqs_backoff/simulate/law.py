@@ -14,7 +14,6 @@ from ..retry import budget
 from ..retry.decision import Reply
 from ..sqs.delivery import Delivery
 from ..sqs.hidden import Recall
-from ..sqs.visibility import standing, visibility_delay
 from .scenario import Scenario
 
 
@@ -133,9 +132,8 @@ class PolicyAlone:
         return self.scenario.backoff.delay_for(message.id, max(1, message.receives), self.rng)
 
     def _hide(self, message: SimulatedMessage, delay: float, now: float) -> SimulatedDecision:
-        return SimulatedDecision(
-            hide=visibility_delay(delay, self._delivery(message, now), now=now)
-        )
+        seconds = self._delivery(message, now).visibility_delay(delay, now=now)
+        return SimulatedDecision(hide=seconds)
 
     def _find_exhausted(self, message: SimulatedMessage, now: float) -> str | None:
         """Return the budget that is exhausted, as a reason to give up, or ``None``."""
@@ -153,7 +151,7 @@ class PolicyAlone:
     def _standing(self, message: SimulatedMessage, now: float) -> budget.Standing:
         # A worker does not know whether another worker hid the message without running it, so each
         # receive counts as a retry.
-        return standing(self._delivery(message, now), retries=message.receives - 1, now=now)
+        return self._delivery(message, now).standing(retries=message.receives - 1, now=now)
 
     def _delivery(self, message: SimulatedMessage, now: float) -> Delivery:
         return Delivery(

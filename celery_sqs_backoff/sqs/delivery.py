@@ -1,4 +1,4 @@
-"""One receive of the SQS message behind a task, in numbers."""
+"""One receive of the SQS message behind a task, in numbers, and how long it may stay hidden."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any, Final
 from uuid import NAMESPACE_OID, uuid5
 
+from ..retry.budget import Standing
 from .dead_letter import replay_of
-from .limits import MAX_DELAY_SECONDS, MAX_VISIBILITY_TIMEOUT_SECONDS
+from .limits import MAX_DELAY_SECONDS, MAX_VISIBILITY_TIMEOUT_SECONDS, MAX_WAIT_TIME_SECONDS
+
+#: SQS counts the 12 hours from the *request* for the message, which a long poll may have made
+#: MAX_WAIT_TIME_SECONDS before the worker saw the response; the rest is for clocks and slow calls.
+TWELVE_HOURS_MARGIN_SECONDS: Final = MAX_WAIT_TIME_SECONDS + 40
+
+#: A message that is hidden until retention deletes it is lost; come back this much earlier.
+_RETENTION_MARGIN_SECONDS: Final = 300
 
 #: A message that is not due is hidden for so long at the most, which costs a receive each time. The
 #: rest of SQS's 12 hours is for clocks and slow calls.
@@ -150,6 +159,52 @@ class Delivery:
         if self.sent_at is None or self.retention_seconds is None:
             return None
         return self.sent_at + self.retention_seconds
+
+    def visibility_delay(self, delay: float, *, now: float) -> int:
+        """Turn a drawn delay into whole seconds that SQS allows, at least 1.
+
+        SQS allows the rest of its 12 hours since the receive, and of the queue's retention period.
+        Rounds up, so that a draw spread over (0, n] is spread evenly over 1..n.
+        """
+        longest = (
+            MAX_VISIBILITY_TIMEOUT_SECONDS
+            - TWELVE_HOURS_MARGIN_SECONDS
+            - max(0.0, now - self.received_at)
+        )
+        if self.expires_at is not None:
+            longest = min(longest, self.expires_at - _RETENTION_MARGIN_SECONDS - now)
+        longest = max(1, math.floor(longest))
+        return longest if delay >= longest else max(1, math.ceil(delay))
+
+    def standing(self, *, retries: int, now: float) -> Standing:
+        """Return where the message stands against its budgets.
+
+        Arguments:
+            retries: runs before this one, at the most.
+            now: seconds since the epoch.
+        """
+        expires_at, most = self.expires_at, self.max_receive_count
+        return Standing(
+            retries=retries,
+            elapsed=max(0.0, now - self.first_due_at),
+            is_last_receive=self.is_last_before_sqs_moves_it,
+            is_overdue=most is not None and self.receive_count > most,
+            is_expiring=expires_at is not None and expires_at - now <= _RETENTION_MARGIN_SECONDS,
+        )
+
+
+def parse_eta(header: object) -> float | None:
+    """Read the ``eta`` header (ISO 8601, by default UTC) as seconds since the epoch.
+
+    ``None`` if it is missing or not a time; Celery reports the latter.
+    """
+    if not isinstance(header, str):
+        return None
+    try:
+        eta = datetime.fromisoformat(header.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return (eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)).timestamp()
 
 
 def _seconds(milliseconds: str | None) -> float | None:

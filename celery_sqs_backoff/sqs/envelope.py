@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ..text import read_json_object
-from .eta import parse_eta
+from .delivery import parse_eta
 
 _JSON = "application/json"
 

@@ -17,7 +17,6 @@ from celery.utils.time import maybe_make_aware
 
 from ..retry.budget import GiveUpReason, draw_delay, find_reason
 from ..sqs.delivery import Delivery
-from ..sqs.visibility import standing, visibility_delay
 from .handover import Asked, BackoffRetry, run_of
 
 #: Arguments of a task that cannot be changed in place.
@@ -63,12 +62,12 @@ def retry(
     delay = seconds_until(eta, task, now) if countdown is None else countdown
 
     can_hide = throw and delivery is not None and not _is_changed(request, args, kwargs, options)
-    seconds = visibility_delay(delay, delivery, now=now) if can_hide else 0
+    seconds = delivery.visibility_delay(delay, now=now) if can_hide else 0
     is_hidden = can_hide and delay <= seconds
     reason = GiveUpReason.MAX_RETRIES if limit is not None and retries >= limit else None
     if reason is None and is_hidden:
         reason = find_reason(
-            standing(delivery, retries=retries, now=now),
+            delivery.standing(retries=retries, now=now),
             max_retries=limit,
             retry_for=task.backoff_options.retry_for,
             delay=delay,

@@ -27,7 +27,6 @@ from ..retry.options import TYPE_ONLY
 from ..retry.outcomes import NonRetryable, Outcome, Verdict, judge
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
-from ..sqs.visibility import standing, visibility_delay
 from ..store.errors import SafeError
 from ..text import error_site, printable, type_name
 from .extension import Answered
@@ -456,13 +455,13 @@ def _decide(task: Any, run: Run, exc: BaseException, verdict: Verdict) -> Hide |
     delay = _draw_delay(task, run, exc, verdict) if verdict.wants_retry else 0.0
     decision = decide_failure(
         verdict,
-        standing(run.delivery, retries=int(task.request.retries), now=now),
+        run.delivery.standing(retries=int(task.request.retries), now=now),
         max_retries=task.max_retries,
         retry_for=options.retry_for,
         delay=delay,
     )
     if isinstance(decision, Hide):
-        return replace(decision, seconds=visibility_delay(delay, run.delivery, now=now))
+        return replace(decision, seconds=run.delivery.visibility_delay(delay, now=now))
     return decision
 
 

@@ -12,9 +12,8 @@ from celery.utils.log import get_logger
 from celery.worker import state
 
 from ..retry.budget import GiveUpReason, find_reason_before_run
-from ..sqs.eta import parse_eta
+from ..sqs.delivery import parse_eta
 from ..sqs.queues import Queue
-from ..sqs.visibility import standing, visibility_delay
 from . import unreadable
 from .inbox import Inbox
 from .lease import Lease
@@ -135,7 +134,7 @@ def _reason_to_give_up(lease: Lease, headers: Mapping[str, Any], now: float) -> 
     if not retries and not crashes:
         return None
     return find_reason_before_run(
-        standing(delivery, retries=retries, now=now),
+        delivery.standing(retries=retries, now=now),
         max_retries=options.max_retries,
         retry_for=options.retry_for,
         crashes=crashes,
@@ -152,5 +151,5 @@ def _is_hidden_until_due(lease: Lease, now: float) -> bool:
     eta = lease.delivery.due_at
     if eta is None or eta <= now or lease.delivery.is_last_before_sqs_moves_it:
         return False
-    seconds = visibility_delay(eta - now, lease.delivery, now=now)
+    seconds = lease.delivery.visibility_delay(eta - now, now=now)
     return seconds > held_seconds(lease.queue) and lease.defer(seconds)

@@ -22,9 +22,8 @@ from ..observe.health import Pulse
 from ..sqs.calls import Calls
 from ..sqs.dead_letter import batches, sendable, with_record, with_trace
 from ..sqs.errors import Failure, Kind, Operation
-from ..sqs.visibility import steady_seconds
 from ..text import BUG_CALLS, error_site
-from ..threads import call_in_time
+from ..threads import call_in_time, steady_seconds
 from .lease import Lease
 from .settlement import Call, Entry, SettlementTable
 

@@ -17,12 +17,11 @@ from ..retry.budget import GiveUpReason
 from ..retry.options import Options
 from ..sqs.calls import Calls
 from ..sqs.dead_letter import DeadLetterRecord
-from ..sqs.delivery import Delivery
+from ..sqs.delivery import TWELVE_HOURS_MARGIN_SECONDS, Delivery
 from ..sqs.hidden import Recall
 from ..sqs.limits import MAX_VISIBILITY_TIMEOUT_SECONDS
 from ..sqs.queues import Queue
 from ..sqs.redact import ErrorText
-from ..sqs.visibility import TWELVE_HOURS_MARGIN_SECONDS
 
 if TYPE_CHECKING:
     from .providers import Gate

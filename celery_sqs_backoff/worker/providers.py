@@ -37,7 +37,6 @@ from ..retry.budget import longest_hold
 from ..retry.decision import End, Hide, Reply, RunEnd
 from ..retry.options import Options
 from ..sqs.queues import queue_name
-from ..sqs.visibility import standing, visibility_delay
 from ..store.settings import is_store_shared, records_of
 from ..text import printable
 from .keeper import Keeper
@@ -134,7 +133,7 @@ class Gate:
         self._owner.tell_now()
         if look.hide_seconds is not None:
             lease.recall = look.recall
-            seconds = visibility_delay(look.hide_seconds, lease.delivery, now=time.time())
+            seconds = lease.delivery.visibility_delay(look.hide_seconds, now=time.time())
             lease.give_back(until=now + seconds, was_due=True)
         return look
 
@@ -147,7 +146,7 @@ class Gate:
         assert lease.options is not None
         now = self._owner.clock()
         seconds = min(math.floor(until - now), max(1.0, _longest_hold(lease, lease.options)))
-        lease.give_back(until=now + visibility_delay(seconds, lease.delivery, now=time.time()))
+        lease.give_back(until=now + lease.delivery.visibility_delay(seconds, now=time.time()))
 
     def lets_begin(self, lease: Lease, options: Options) -> bool:
         """Ask again about a message that was let pass, now that there is a process for it.
@@ -452,5 +451,5 @@ def introduce(app: Any, tasks: Iterable[Any]) -> None:
 
 def _longest_hold(lease: Lease, options: Options) -> float:
     delivery = lease.delivery
-    held = standing(delivery, retries=delivery.earlier_runs, now=time.time())
+    held = delivery.standing(retries=delivery.earlier_runs, now=time.time())
     return longest_hold(held, retry_for=options.retry_for)

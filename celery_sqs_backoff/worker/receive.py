@@ -12,8 +12,7 @@ from celery.utils.log import get_logger
 
 from ..provider.gate import RECOVERY_LOOK_SECONDS
 from ..sqs.clients import Clients
-from ..sqs.delivery import Delivery
-from ..sqs.eta import parse_eta
+from ..sqs.delivery import Delivery, parse_eta
 from ..sqs.limits import MAX_WAIT_TIME_SECONDS
 from ..sqs.queues import Queue, read_queue
 from ..text import BUG_CALLS, error_site

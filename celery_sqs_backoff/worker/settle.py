@@ -30,7 +30,6 @@ from ..retry.options import DEAD_LETTER
 from ..retry.outcomes import Outcome
 from ..sqs.limits import MAX_IN_FLIGHT_MESSAGES
 from ..sqs.redact import ErrorText
-from ..sqs.visibility import standing, visibility_delay
 from ..text import error_site, printable
 from ..threads import call_in_time
 from .lease import Lease
@@ -108,7 +107,7 @@ class Settler:
             )
         has_place = queue.dlq_url is not None or not queue.is_read
         return Facts(
-            standing=standing(delivery, retries=self._request.retries, now=time.time()),
+            standing=delivery.standing(retries=self._request.retries, now=time.time()),
             max_retries=options.max_retries,
             retry_for=options.retry_for,
             crash_budget=options.crash_budget,
@@ -173,7 +172,7 @@ class Settler:
         lease, delay = self.lease, hide.seconds
         if self._gate is not None:
             delay = self._gate.delayed(delay, lease, ended, self._options)
-        seconds = visibility_delay(delay, lease.delivery, now=time.time())
+        seconds = lease.delivery.visibility_delay(delay, now=time.time())
         parks = self._must_park()
         if parks:
             due_at = time.time() + seconds

@@ -17,7 +17,6 @@ from ..observe.events import UNKNOWN_TASK, DeadLettered
 from ..retry.budget import GiveUpReason, shrink
 from ..retry.policies import FullJitter
 from ..sqs.redact import ErrorText
-from ..sqs.visibility import standing, visibility_delay
 from ..text import printable
 from .lease import Lease
 
@@ -39,7 +38,7 @@ def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) ->
     """
     queue, delivery, now = lease.queue, lease.delivery, time.time()
     count, message_id = delivery.receive_count, delivery.message_id
-    ends = standing(delivery, retries=0, now=now)
+    ends = delivery.standing(retries=0, now=now)
     is_last = (ends.is_last_receive or ends.is_expiring) and queue.dlq_url is not None
     if is_last or count & (count - 1) == 0:
         logger.error(
@@ -50,7 +49,7 @@ def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) ->
         delay = _BACKOFF.delay(count, random)
         if queue.is_fifo:
             delay = shrink(delay, _BACKOFF.ceiling(count), _FIFO_CAP_SECONDS)
-        lease.defer(visibility_delay(delay, delivery, now=now))
+        lease.defer(delivery.visibility_delay(delay, now=now))
         return
     reason, task_id = GiveUpReason.NOT_UNDERSTOOD.value, _text(headers.get("id"))
     is_settled = lease.give_up(

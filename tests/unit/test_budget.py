@@ -19,7 +19,6 @@ from celery_sqs_backoff.retry.budget import (
 )
 from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.sqs.delivery import Delivery
-from celery_sqs_backoff.sqs.visibility import standing, visibility_delay
 from tests.support.cases import cases
 
 NOW = 1_800_000_000.0
@@ -33,7 +32,7 @@ def delivery(**facts):
 
 def why(facts, *, retries=0, max_retries=None, retry_for=36 * HOUR, delay=0.0, now=NOW):
     return find_reason(
-        standing(delivery(**facts), retries=retries, now=now),
+        delivery(**facts).standing(retries=retries, now=now),
         max_retries=max_retries,
         retry_for=retry_for,
         delay=delay,
@@ -98,18 +97,18 @@ def test_the_first_budget_that_is_spent_is_named(facts, budget, reason):
     [(0, 1), (0.001, 1), (1, 1), (1.01, 2), (59.2, 60), (1e9, 43_140), (float("inf"), 43_140)],
 )
 def test_a_delay_is_asked_for_in_whole_seconds_from_one_up(delay, asked):
-    assert visibility_delay(delay, delivery(), now=NOW) == asked
+    assert delivery().visibility_delay(delay, now=NOW) == asked
 
 
 def test_the_twelve_hours_are_counted_from_the_receive():
     """Extending does not restart SQS's count: a message held for an hour has eleven left."""
     held_for_an_hour = delivery(received_at=NOW - HOUR)
-    assert visibility_delay(43_200, held_for_an_hour, now=NOW) == 43_200 - 3_600 - 60
+    assert held_for_an_hour.visibility_delay(43_200, now=NOW) == 43_200 - 3_600 - 60
 
 
 def test_a_message_is_never_hidden_past_its_retention():
     expiring = delivery(sent_at=NOW - 1000, retention_seconds=1000 + 400)
-    assert visibility_delay(1000, expiring, now=NOW) == 100
+    assert expiring.visibility_delay(1000, now=NOW) == 100
 
 
 @given(
@@ -120,7 +119,7 @@ def test_a_message_is_never_hidden_past_its_retention():
 def test_asked_visibility_is_always_legal(delay, held, left):
     """Whatever was drawn, and however late: SQS accepts 1 to 43,200 less what is used up."""
     facts = {} if left is None else {"sent_at": NOW, "retention_seconds": int(left)}
-    asked = visibility_delay(delay, delivery(received_at=NOW - held, **facts), now=NOW)
+    asked = delivery(received_at=NOW - held, **facts).visibility_delay(delay, now=NOW)
     assert 1 <= asked <= max(1, 43_200 - max(0, held))
 
 
@@ -151,7 +150,7 @@ def test_a_server_that_returns_no_attributes_is_a_first_receive():
 
 def why_not_run(facts, *, retries=1, max_retries=None, retry_for=36 * HOUR, crashes=0):
     return find_reason_before_run(
-        standing(delivery(**facts), retries=retries, now=NOW),
+        delivery(**facts).standing(retries=retries, now=NOW),
         max_retries=max_retries,
         retry_for=retry_for,
         crashes=crashes,

@@ -6,8 +6,7 @@ import pytest
 from celery import Celery
 
 from celery_sqs_backoff import SQSBackoffTask
-from celery_sqs_backoff.sqs.delivery import Delivery
-from celery_sqs_backoff.sqs.eta import parse_eta
+from celery_sqs_backoff.sqs.delivery import Delivery, parse_eta
 
 
 @pytest.mark.parametrize(

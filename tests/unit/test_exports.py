@@ -13,9 +13,7 @@ PURE = [
     *RETRY,
     "sqs.dead_letter",
     "sqs.delivery",
-    "sqs.eta",
     "sqs.limits",
-    "sqs.visibility",
 ]
 
 #: Runs in an interpreter of its own, in which importing the forbidden packages fails. An empty

@@ -1,7 +1,6 @@
 """What a replay keeps of a dead letter, and what it adds."""
 
 import json
-import time
 
 import pytest
 from hypothesis import given
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 
 from celery_sqs_backoff.redrive.message import DlqMessage
 from celery_sqs_backoff.redrive.options import RedriveOptions
-from celery_sqs_backoff.sqs import visibility
 from celery_sqs_backoff.sqs.dead_letter import (
     ATTRIBUTE_NAME,
     REPLAY_ATTRIBUTE,
@@ -305,10 +303,3 @@ def test_reading_a_message_never_raises(attributes, text, system):
     assert RedriveOptions(task="*").matches(found, 0.0) in (True, False)
     if found.unreadable is None:
         entry(found)
-
-
-def test_the_clock_goes_on_while_the_machine_sleeps():
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        assert visibility._CLOCK == time.CLOCK_BOOTTIME
-    before = visibility.steady_seconds()
-    assert visibility.steady_seconds() >= before

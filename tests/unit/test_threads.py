@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 import weakref
 from functools import partial
 
@@ -94,3 +95,10 @@ def test_a_fork_does_not_wait_for_the_threads_of_its_parent():
     child.start()
     child.join(10)
     assert answers.get() is True
+
+
+def test_the_clock_goes_on_while_the_machine_sleeps() -> None:
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        assert threads._CLOCK == time.CLOCK_BOOTTIME
+    before = threads.steady_seconds()
+    assert threads.steady_seconds() >= before
