@@ -40,7 +40,7 @@ def serve(
         OverflowError: the number is too large for a port.
     """
 
-    class Handler(BaseHTTPRequestHandler):
+    class PageHandler(BaseHTTPRequestHandler):
         timeout = _CLIENT_SECONDS  # end the thread of a client that sends no request
 
         def do_GET(self) -> None:
@@ -74,6 +74,6 @@ def serve(
             if exc is not None and not isinstance(exc, OSError):
                 logger.error("sqs_backoff.page_failed: %s", error_site(exc, calls=BUG_CALLS))
 
-    server = Server((str(address[0]), port), Handler)
+    server = Server((str(address[0]), port), PageHandler)
     threading.Thread(target=server.serve_forever, name="sqs-observe", daemon=True).start()
     return server

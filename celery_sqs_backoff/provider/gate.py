@@ -92,7 +92,7 @@ MOST_CALLS = 10_000
 RETURNS_PER_SECOND, LONGEST_SPREAD_SECONDS, LEAST_GAIN_SECONDS = 10.0, 180.0, 60.0
 
 
-class State(Enum):
+class GateState(Enum):
     CLOSED = "closed"
     OPEN = "open"
     RECOVERING = "recovering"
@@ -186,7 +186,7 @@ class ProviderGate:
     def __init__(
         self, rng: RandomSource, *, failures: int = 6, probe_interval: float = 5.0
     ) -> None:
-        self.state = State.CLOSED
+        self.state = GateState.CLOSED
         self.hidden: Hidden[Any] = Hidden()
         self.rate = RecoveryRate()
         self.opened_at = self.next_probe_at = 0.0
@@ -205,14 +205,16 @@ class ProviderGate:
     def arrived(self, message: Message, now: float, *, waiting: int) -> Look:
         """Decide about a message, while ``waiting`` others wait for their turn."""
         has_time, is_probe = message.longest > 0, False
-        if self.state is State.OPEN:
+        if self.state is GateState.OPEN:
             is_probe = self._is_probe_due(now, is_news=message.receives > 1)
             if not is_probe and has_time and not message.must_run:
                 return self._hide(message, self._hold(message, now), now)
             if is_probe:
                 self.probe, self._probed_at = message.id, now
         elif (
-            self.state is State.RECOVERING and has_time and (waiting or not self.rate.take(1, now))
+            self.state is GateState.RECOVERING
+            and has_time
+            and (waiting or not self.rate.take(1, now))
         ):
             self._busy_at = self.rate.short_at = now
             if message.must_run or not waiting or (waiting + 1) / self.rate.rate <= NEAR_SECONDS:
@@ -233,7 +235,7 @@ class ProviderGate:
 
         The gate may have opened since. Then only its probe begins.
         """
-        if self.state is State.OPEN and message_id != self.probe:
+        if self.state is GateState.OPEN and message_id != self.probe:
             return False
         self.started(message_id, now)
         return True
@@ -243,7 +245,7 @@ class ProviderGate:
 
         It is all of them without a limit. If the gate has opened again, each must arrive again.
         """
-        if self.state is not State.RECOVERING:
+        if self.state is not GateState.RECOVERING:
             return waiting
         taken = self.rate.take(waiting, now)
         if taken < waiting:
@@ -265,24 +267,24 @@ class ProviderGate:
             self._failures.pop(message_id, None)
             if is_probe:
                 self._recover(now)
-            elif was_away and self.state is State.RECOVERING:
+            elif was_away and self.state is GateState.RECOVERING:
                 self.rate.start_again()
-            elif self.state is State.OPEN:  # begun before the gate opened, and answered since
+            elif self.state is GateState.OPEN:  # begun before the gate opened, and answered since
                 self.next_probe_at = min(self.next_probe_at, now)
         elif is_probe:
             self._probe_later(now, retry_after)
-        elif reply is not None and self.state is not State.OPEN:
-            if self.state is State.RECOVERING and reply is Reply.FAILED:
+        elif reply is not None and self.state is not GateState.OPEN:
+            if self.state is GateState.RECOVERING and reply is Reply.FAILED:
                 self._failures[message_id] = self._failures.pop(message_id, 0) + 1
                 if len(self._failures) > MOST_CALLS:
                     del self._failures[next(iter(self._failures))]
             if self._have_enough_failed(message_id, reply):
                 if now >= self._may_be_up_until():
-                    self.state, self.opened_at = State.OPEN, now
+                    self.state, self.opened_at = GateState.OPEN, now
                     self._probe_later(now, retry_after)
-                elif self.state is State.CLOSED:
+                elif self.state is GateState.CLOSED:
                     self._recover(now)
-        if reply is not None and self.state is State.RECOVERING and not is_probe:
+        if reply is not None and self.state is GateState.RECOVERING and not is_probe:
             self.rate.ended(reply, began, now)
 
     def failed(
@@ -295,7 +297,7 @@ class ProviderGate:
         """
         message = replace(message, longest=max(delay, message.longest), own_delay=delay)
         hold = self._delay_after_failure(message, reply, delay, now, floor)
-        if message.is_spared and self.state is State.RECOVERING:
+        if message.is_spared and self.state is GateState.RECOVERING:
             floor = hold
         return self._hide(message, hold, now, not_before=now + floor)
 
@@ -304,14 +306,14 @@ class ProviderGate:
     ) -> float:
         if not message.is_recallable:
             return delay
-        if self.state is State.OPEN:
+        if self.state is GateState.OPEN:
             return max(delay, self._hold(message, now)) if self.hidden.has_room else delay
         if reply not in (Reply.REFUSED, Reply.FAILED):
             return delay
         soon = SOON_SECONDS * min(message.receives, SOON_RECEIVES)
         if message.is_spared:
             soon = LATEST_SECONDS
-        if self.state is State.CLOSED:
+        if self.state is GateState.CLOSED:
             if reply is not Reply.REFUSED:
                 return delay
             soon = self._rng.uniform(0.0, REFUSED_LATEST_SECONDS)
@@ -329,7 +331,7 @@ class ProviderGate:
         A probe costs a receive, so a message with few left waits for its own delay first.
         """
         recall = None
-        is_left_out = self.state is State.RECOVERING and self._keeps_failing(message)
+        is_left_out = self.state is GateState.RECOVERING and self._keeps_failing(message)
         if message.is_recallable and not is_left_out:
             probe_from = now + message.own_delay if message.is_spared else 0.0
             recall = Recall(
@@ -351,14 +353,14 @@ class ProviderGate:
             waiting: messages that wait for their turn. A short line shows that others run them.
         """
         seconds, self._looked_at = min(now - self._looked_at, 10.0), now
-        if self.state is State.OPEN:
+        if self.state is GateState.OPEN:
             return self._recall_probe(now) if room else []
-        if self.state is State.CLOSED:
+        if self.state is GateState.CLOSED:
             return []
         if len(self.hidden):
             self._busy_at = now
         elif now > self._busy_at + CALM_SECONDS:
-            self.state = State.CLOSED
+            self.state = GateState.CLOSED
             self._failures.clear()
             return []
         rate = self.rate.rate
@@ -381,9 +383,9 @@ class ProviderGate:
         receive stays hidden, because it would have to run. While the provider is well, each message
         waits for its own delay.
         """
-        if self.state is State.CLOSED:
+        if self.state is GateState.CLOSED:
             return []
-        is_down = self.state is State.OPEN
+        is_down = self.state is GateState.OPEN
         movable = [each for each in self.hidden.all() if not (is_down and each[2].next_is_last)]
         spread = min(len(movable) / RETURNS_PER_SECOND, LONGEST_SPREAD_SECONDS)
         found = (
@@ -401,12 +403,12 @@ class ProviderGate:
     @property
     def seconds_to_look(self) -> float | None:
         """The pause before ``recalls`` is worth asking, or ``None`` if it would stay empty."""
-        pauses = {State.OPEN: OUTAGE_LOOK_SECONDS, State.RECOVERING: RECOVERY_LOOK_SECONDS}
+        pauses = {GateState.OPEN: OUTAGE_LOOK_SECONDS, GateState.RECOVERING: RECOVERY_LOOK_SECONDS}
         return pauses.get(self.state)
 
     def needs_probe(self, now: float) -> bool:
         """Return whether the gate is open, and any message that comes due is a probe."""
-        return self.state is State.OPEN and self._is_probe_due(now, is_news=False)
+        return self.state is GateState.OPEN and self._is_probe_due(now, is_news=False)
 
     # Within
 
@@ -440,11 +442,11 @@ class ProviderGate:
     def _may_be_up_until(self) -> float:
         if self._all_refused:
             return max(self._answered_at, self._seen_at) + REFUSED_SECONDS
-        is_recovering = self.state is State.RECOVERING
+        is_recovering = self.state is GateState.RECOVERING
         return self._answered_at + (RECOVERY_QUIET if is_recovering else 1) * self._probe_interval
 
     def _recover(self, now: float) -> None:
-        self.state, self.probe, self.rate = State.RECOVERING, None, RecoveryRate(now)
+        self.state, self.probe, self.rate = GateState.RECOVERING, None, RecoveryRate(now)
         self._answered_at = self._busy_at = self._looked_at = now
         self._owed = self._pull = 1.0
         self._failures.clear()

@@ -1,6 +1,6 @@
 """How long may a message go on being retried?
 
-Plain numbers only. ``sqs.visibility`` turns a message from SQS into them.
+Plain numbers only. ``sqs.delivery`` turns a message from SQS into them.
 """
 
 from __future__ import annotations

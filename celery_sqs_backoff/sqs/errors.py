@@ -29,7 +29,7 @@ class CredentialsNotRenewed(botocore.CredentialRetrievalError):
         self.code = f"{type(self).__name__} ({error_msg})"
 
 
-class Fault(Enum):
+class Blame(Enum):
     """Where the reason for a failure lies, which says when to try again."""
 
     #: In SQS, the network or the credentials. It may pass by itself.
@@ -44,32 +44,32 @@ class Kind(Enum):
     """Meaning of a failed call, or of a failed entry of a batch."""
 
     #: SQS, or the way there, asks for fewer calls. Nothing was done.
-    THROTTLED = "throttled", Fault.PASSING
+    THROTTLED = "throttled", Blame.PASSING
     #: SQS was not reached (DNS, refused connection, TLS). Nothing was done.
-    UNREACHABLE = "unreachable", Fault.PASSING
+    UNREACHABLE = "unreachable", Blame.PASSING
     #: The request left and its response was lost, or SQS failed inside. It may have been done.
-    IN_DOUBT = "in doubt", Fault.PASSING
+    IN_DOUBT = "in doubt", Blame.PASSING
     #: The credentials have expired, or could not be fetched. Nothing was done; newer ones may do.
-    CREDENTIALS = "credentials", Fault.PASSING
+    CREDENTIALS = "credentials", Blame.PASSING
     #: Newer credentials are being fetched, and do not come. Nothing was done.
-    CREDENTIALS_LATE = "late credentials", Fault.PASSING
+    CREDENTIALS_LATE = "late credentials", Blame.PASSING
     #: Permissions are missing, or a KMS key is in a wrong state. Nothing was done.
-    DENIED = "denied", Fault.OPERATOR
+    DENIED = "denied", Blame.OPERATOR
     #: There is no such queue.
-    NO_QUEUE = "no queue", Fault.OPERATOR
+    NO_QUEUE = "no queue", Blame.OPERATOR
     #: The receipt handle is void: the message is deleted, or another consumer has it.
-    STALE_HANDLE = "stale handle", Fault.ENTRY
+    STALE_HANDLE = "stale handle", Blame.ENTRY
     #: The message would be hidden for more than 12 hours after its receive.
-    TOO_LONG = "too long", Fault.ENTRY
+    TOO_LONG = "too long", Blame.ENTRY
     #: SQS refuses this entry for its size, its characters or its attributes.
-    BAD_ENTRY = "bad entry", Fault.ENTRY
+    BAD_ENTRY = "bad entry", Blame.ENTRY
     #: The server does not know this call. Only local servers say so.
-    UNSUPPORTED = "unsupported", Fault.OPERATOR
+    UNSUPPORTED = "unsupported", Blame.OPERATOR
     #: Nothing left this machine, and repeating will not help: no credentials, no region, a bug.
-    LOCAL = "local", Fault.OPERATOR
+    LOCAL = "local", Blame.OPERATOR
 
-    def __init__(self, _: str, fault: Fault) -> None:
-        self.fault = fault
+    def __init__(self, _: str, blame: Blame) -> None:
+        self.blame = blame
 
 
 class Operation(Enum):
@@ -104,12 +104,12 @@ class Failure:
     @property
     def is_transient(self) -> bool:
         """Whether the same call may succeed later without anybody changing anything."""
-        return self.kind.fault is Fault.PASSING
+        return self.kind.blame is Blame.PASSING
 
     @property
     def is_of_lane(self) -> bool:
         """Whether the whole call failed, and none of its entries is why."""
-        return self.is_of_call and self.kind.fault is not Fault.ENTRY
+        return self.is_of_call and self.kind.blame is not Blame.ENTRY
 
     @property
     def may_have_been_done(self) -> bool:

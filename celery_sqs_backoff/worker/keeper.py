@@ -25,7 +25,7 @@ from ..sqs.errors import Failure, Kind, Operation
 from ..text import BUG_CALLS, error_site
 from ..threads import call_in_time, steady_seconds
 from .lease import Lease
-from .settlement import Call, Entry, SettlementTable
+from .settlement import Call, CallEntry, SettlementTable
 
 logger = get_logger(__name__)
 
@@ -171,7 +171,7 @@ def carry_out(call: Call) -> list[Failure | None]:
     return _send(port, call.entries)
 
 
-def _send(port: Calls, entries: Sequence[Entry]) -> list[Failure | None]:
+def _send(port: Calls, entries: Sequence[CallEntry]) -> list[Failure | None]:
     """Send dead letters, in as many calls as their bytes need."""
     if (dlq_url := entries[0].lease.queue.dlq_url) is None:
         return [Failure(Kind.NO_QUEUE, "NoDeadLetterQueue")] * len(entries)

@@ -29,7 +29,7 @@ from ..observe.events import (
     WorkerEvent,
 )
 from ..provider.fleet import FleetSlots
-from ..provider.gate import Look, Message, ProviderGate, State
+from ..provider.gate import GateState, Look, Message, ProviderGate
 from ..provider.rate import HEADROOM, NEW_SECONDS, RETURNED_SECONDS
 from ..provider.settings import Provider
 from ..provider.tenant import digest_of, tenant_of
@@ -52,7 +52,11 @@ HAND_OVER_SECONDS: Final = 5.0
 _TOLD_SECONDS: Final = 60.0
 
 #: Names of a gate's states for those who watch it.
-_STATES: Final = {State.CLOSED: "ok", State.OPEN: "paused", State.RECOVERING: "recovering"}
+_STATES: Final = {
+    GateState.CLOSED: "ok",
+    GateState.OPEN: "paused",
+    GateState.RECOVERING: "recovering",
+}
 
 #: Tenants of one provider with gates of their own. Further tenants share one gate.
 MOST_TENANTS: Final = 1_000
@@ -98,7 +102,7 @@ class Gate:
         with self._owner.lock:
             if self.core.probe == lease.message_id:
                 lease.has_turn = True  # a probe needs no slot
-            is_well, needs_slot = self.core.state is State.CLOSED, self.pace.has_rate
+            is_well, needs_slot = self.core.state is GateState.CLOSED, self.pace.has_rate
             can_begin = lease.has_turn or (is_well and not needs_slot) or start is None
             if can_begin and self.core.begins(lease.message_id, now):
                 return False
@@ -171,7 +175,7 @@ class Gate:
         """Whether the provider is down, and no probe is due."""
         with self._owner.lock:
             now = self._owner.clock()
-            return self.core.state is State.OPEN and not self.core.needs_probe(now)
+            return self.core.state is GateState.OPEN and not self.core.needs_probe(now)
 
     def _replace_if_not_run(self, probe: Lease) -> None:
         """Look for another probe if this one is settled, or lost, before its task has begun."""
@@ -225,23 +229,23 @@ class Gate:
         was = self.core.state
         taken = self.core.recalls(self._owner.clock(), room=room, waiting=self.in_line)
         self._tell(was)
-        if was is State.RECOVERING:
+        if was is GateState.RECOVERING:
             self._recalled += len(taken)
         return taken
 
-    def _tell(self, was: State) -> None:
+    def _tell(self, was: GateState) -> None:
         """Tell observers of a new state, and each minute how the recovery goes on."""
         state, now, is_new = self.core.state, self._owner.clock(), self.core.state is not was
         about = {"provider": self.provider.name, "tenant": self.tenant}
-        if state is State.RECOVERING and (is_new or now >= self._told_at + _TOLD_SECONDS):
+        if state is GateState.RECOVERING and (is_new or now >= self._told_at + _TOLD_SECONDS):
             self._told_at, waiting = now, self.hidden + self.in_line
-            if was is State.CLOSED:
+            if was is GateState.CLOSED:
                 self._owner.tell(ProviderSlowed(**about))
             else:
                 self._owner.tell(ProviderRecovering(**about, rate=self.rate, waiting=waiting))
         elif is_new:
             recalled, self._recalled = self._recalled, 0
-            is_open = state is State.OPEN
+            is_open = state is GateState.OPEN
             recovered = ProviderRecovered(**about, recalled=recalled)
             self._owner.tell(ProviderPaused(**about) if is_open else recovered)
 
@@ -253,7 +257,7 @@ class Gate:
     @property
     def rate(self) -> float:
         """The calls a second that this worker may make while the provider recovers, else 0."""
-        return self.core.rate.rate if self.core.state is State.RECOVERING else 0.0
+        return self.core.rate.rate if self.core.state is GateState.RECOVERING else 0.0
 
     @property
     def in_line(self) -> int:
@@ -350,7 +354,7 @@ class Gates:
             return True
         for key in tenants:
             gate = self._gates[key]
-            if gate.core.state is State.CLOSED and not gate.in_line and not gate.hidden:
+            if gate.core.state is GateState.CLOSED and not gate.in_line and not gate.hidden:
                 del self._gates[key]
                 return True
         return False
@@ -382,7 +386,7 @@ class Gates:
 
     def look_again(self, gate: Gate) -> None:
         """Look for messages to bring forward, while the provider is not well."""
-        if gate.core.state is not State.CLOSED:
+        if gate.core.state is not GateState.CLOSED:
             self.pacer.look_soon()
 
     # Messages are brought forward
@@ -399,7 +403,7 @@ class Gates:
             left = self._keeper.room_to_bring_forward(most)
             for gate in self._gates.values():
                 # Probes are few, and do not wait for the recovery of another provider.
-                is_probing = gate.core.state is State.OPEN
+                is_probing = gate.core.state is GateState.OPEN
                 rows = gate.recalls(room=min(most, 1) if is_probing else left)
                 left -= 0 if is_probing else len(rows)
                 for row in rows:

@@ -33,7 +33,7 @@ from celery.utils.log import get_logger
 from ..observe import events
 from ..observe.log_lines import make_logged_events
 from ..retry.policies import EqualJitter, FullJitter
-from ..sqs.errors import NOT_LISTED, Failure, Fault, Kind, Operation
+from ..sqs.errors import NOT_LISTED, Blame, Failure, Kind, Operation
 from ..sqs.hidden import Recall
 from ..sqs.limits import MAX_BATCH_ENTRIES
 from ..sqs.memory import Memory
@@ -82,7 +82,7 @@ def spread_seconds(held: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CallEntry:
     """One entry of a call.
 
     Attributes:
@@ -180,7 +180,7 @@ class Call:
     """
 
     lane: Lane
-    entries: Sequence[Entry]
+    entries: Sequence[CallEntry]
     asked_at: float
 
 
@@ -428,9 +428,9 @@ class SettlementTable:
             else:
                 self._miss(lease)
 
-    def _entries(self, lane: Lane, now: float) -> list[Entry]:
+    def _entries(self, lane: Lane, now: float) -> list[CallEntry]:
         """Return the entries of a call. All its dead letters go to one queue."""
-        entries = list[Entry]()
+        entries = list[CallEntry]()
         # The most overdue of renewals and settlements first; the other kind fills the call.
         first, second = sorted((lane.renewals, lane.settling), key=Agenda.first_at)
         for agenda, share in ((first, 0.0), (second, 0.0), (lane.renewals, _RENEW_EARLY_SHARE)):
@@ -444,18 +444,18 @@ class SettlementTable:
                     entries.append(entry)
         return entries
 
-    def _entry(self, lease: Lease, lane: Lane, now: float) -> Entry | None:
+    def _entry(self, lease: Lease, lane: Lane, now: float) -> CallEntry | None:
         """Return the entry to ask of SQS for a lease now, or ``None`` if it is too late."""
         if lane.operation is not Operation.CHANGE_VISIBILITY:
-            return Entry(lease, lease.state, lease.handle)
+            return CallEntry(lease, lease.state, lease.handle)
         if lease.state in HIDING:
             if not lease.may_be_visible(now):
-                return Entry(lease, lease.state, lease.handle, lease.seconds_to_hide(now))
+                return CallEntry(lease, lease.state, lease.handle, lease.seconds_to_hide(now))
             self._too_late(lease, lease.state)
             return None
         seconds = lease.seconds_to_renew(now, spread_seconds(len(lane.renewals) + 1))
         if seconds >= 1:
-            return Entry(lease, State.HELD, lease.handle, seconds)
+            return CallEntry(lease, State.HELD, lease.handle, seconds)
         if lease.state is State.HELD:
             self._note(events.HeldTooLong, lease)
         self._miss(lease)
@@ -498,7 +498,7 @@ class SettlementTable:
     def _enter(
         self,
         lease: Lease,
-        entry: Entry,
+        entry: CallEntry,
         failure: Failure | None,
         asked_at: float,
         *,
@@ -514,7 +514,7 @@ class SettlementTable:
                 self._again(lease, purpose, now)
         elif failure is None:
             self._confirm(lease, entry, asked_at, now)
-        elif is_shared and failure.is_of_call and failure.kind.fault is Fault.ENTRY:
+        elif is_shared and failure.is_of_call and failure.kind.blame is Blame.ENTRY:
             lease.goes_alone = True
             self._again(lease, purpose, now)
         elif failure.kind is Kind.STALE_HANDLE and purpose is not State.DEAD_LETTER:
@@ -529,7 +529,7 @@ class SettlementTable:
         else:
             self._postpone(lease, purpose, failure, now)
 
-    def _confirm(self, lease: Lease, entry: Entry, asked_at: float, now: float) -> None:
+    def _confirm(self, lease: Lease, entry: CallEntry, asked_at: float, now: float) -> None:
         """Enter that SQS has done as it was asked."""
         if entry.purpose is State.HELD:
             if asked_at >= lease.visible_at:
@@ -545,7 +545,7 @@ class SettlementTable:
         elif lease.recall is None or not self._keep(entry, lease.recall, asked_at, now):
             self._forget(lease)
 
-    def _keep(self, entry: Entry, recall: Recall, asked_at: float, now: float) -> bool:
+    def _keep(self, entry: CallEntry, recall: Recall, asked_at: float, now: float) -> bool:
         """Keep a message that SQS has hidden, if it may be brought forward.
 
         If the hold may have ended before that, another worker may have the message.

@@ -141,7 +141,7 @@ def _smooth(average: float, value: float) -> float:
 
 
 @dataclass
-class _Queue:
+class _QueueCalls:
     """One queue's calls, and how long its settlements have been behind."""
 
     asked_for: int = 0
@@ -174,7 +174,7 @@ class Window:
         self._held: dict[str, Lease] = {}  # by delivery tag
         self._blocked: set[str] = set()
         self._running: set[str] = set()
-        self._queues: defaultdict[str, _Queue] = defaultdict(_Queue)
+        self._queues: defaultdict[str, _QueueCalls] = defaultdict(_QueueCalls)
         self._throughput = Throughput()
 
     # Messages

@@ -22,7 +22,7 @@ from celery_sqs_backoff.observe.events import (
     WorkerEvent,
 )
 from celery_sqs_backoff.observe.waiting import Waiting
-from celery_sqs_backoff.provider.gate import CALM_SECONDS, State
+from celery_sqs_backoff.provider.gate import CALM_SECONDS, GateState
 from celery_sqs_backoff.retry.decision import End, Hide, Reply, RunEnd
 from celery_sqs_backoff.retry.options import InvalidOption, Options
 from celery_sqs_backoff.sqs.delivery import Delivery
@@ -108,7 +108,7 @@ class Scene:
     def outage(self) -> None:
         for i in range(6):
             self.run(f"first {i}", RunEnd(End.RAISED, Hide(3.0), Reply.FAILED))
-        assert self.gate.core.state is State.OPEN
+        assert self.gate.core.state is GateState.OPEN
 
     def hide(self, name: str, **facts: Any) -> float:
         lease = self.lease(name, **facts)
@@ -128,7 +128,7 @@ class Scene:
     def recover(self) -> None:
         self.now += 200.0
         self.run("probe", RunEnd(End.RETURNED))
-        assert self.gate.core.state is State.RECOVERING
+        assert self.gate.core.state is GateState.RECOVERING
 
 
 def test_nothing_runs_while_the_provider_is_down_and_all_is_recalled_afterwards() -> None:
@@ -734,6 +734,6 @@ def test_a_probe_that_runs_on_after_its_message_was_lost_is_waited_for() -> None
     assert not scene.gate.keeps_back(probe, scene.options, list)
     probe.handed_to_pool = lambda: True
     probe.free()
-    assert scene.gate.core.state is State.OPEN
+    assert scene.gate.core.state is GateState.OPEN
     scene.gate.ended(probe, RunEnd(End.RETURNED))
-    assert scene.gate.core.state is State.RECOVERING
+    assert scene.gate.core.state is GateState.RECOVERING

@@ -23,10 +23,10 @@ from celery_sqs_backoff.provider.gate import (
     PAUSE_SHARE,
     PROBE_EXPIRES_SECONDS,
     REFUSED_SECONDS,
+    GateState,
     Look,
     Message,
     ProviderGate,
-    State,
 )
 from celery_sqs_backoff.provider.rate import RecoveryRate as Rate
 from celery_sqs_backoff.retry.decision import Reply
@@ -87,7 +87,7 @@ class Worker:
 def down(now: float = 0.0, **options: Any) -> Worker:
     worker = Worker(**options)
     worker.fail(FAILURES, now)
-    assert worker.gate.state is State.OPEN
+    assert worker.gate.state is GateState.OPEN
     return worker
 
 
@@ -172,9 +172,9 @@ def test_it_opens_at_the_given_number_of_failures_in_a_row() -> None:
     worker.fail(FAILURES - 1, 0.0)
     worker.run("sent", ANSWERED, 1.0)
     worker.fail(FAILURES - 1, 100.0)
-    assert worker.gate.state is State.CLOSED
+    assert worker.gate.state is GateState.CLOSED
     worker.fail(1, 100.1)
-    assert worker.gate.state is State.OPEN
+    assert worker.gate.state is GateState.OPEN
     assert not runs(worker.look("next", 100.2))
 
 
@@ -182,7 +182,7 @@ def test_failures_of_one_message_never_open_it() -> None:
     worker = Worker()
     for i in range(1000):
         worker.run("the same", FAILED, float(i))
-    assert worker.gate.state is State.CLOSED
+    assert worker.gate.state is GateState.CLOSED
 
 
 def test_runs_that_show_nothing_of_the_provider_change_nothing() -> None:
@@ -192,29 +192,29 @@ def test_runs_that_show_nothing_of_the_provider_change_nothing() -> None:
     worker.fail(FAILURES - 1, 1000.0)
     worker.run("shows nothing", None, 1000.0)
     worker.fail(1, 1000.1)
-    assert worker.gate.state is State.OPEN
+    assert worker.gate.state is GateState.OPEN
 
 
 def test_a_provider_that_fails_beside_successes_is_slowed_down_and_not_shut() -> None:
     worker = Worker()
     worker.run("sent", ANSWERED, 96.0)
     worker.fail(FAILURES, 100.0)
-    assert worker.gate.state is State.RECOVERING
+    assert worker.gate.state is GateState.RECOVERING
     assert runs(worker.look("next", 102.0))
     assert worker.look("after it", 102.0).waits
     worker.fail(FAILURES, 100.0 + 2 * PROBE_INTERVAL)
-    assert worker.gate.state is State.OPEN, "nothing has succeeded since"
+    assert worker.gate.state is GateState.OPEN, "nothing has succeeded since"
 
 
 def test_a_provider_that_refuses_every_call_is_slowed_down_first() -> None:
     """A worker that has just started, beside others, calls it too fast."""
     worker = Worker()
     worker.fail(FAILURES, 100.0, REFUSED, retry_after=60.0)
-    assert worker.gate.state is State.RECOVERING
+    assert worker.gate.state is GateState.RECOVERING
     worker.fail(FAILURES, 99.0 + REFUSED_SECONDS, REFUSED, retry_after=60.0)
-    assert worker.gate.state is State.RECOVERING
+    assert worker.gate.state is GateState.RECOVERING
     worker.fail(FAILURES, 100.0 + REFUSED_SECONDS, REFUSED, retry_after=600.0)
-    assert worker.gate.state is State.OPEN
+    assert worker.gate.state is GateState.OPEN
     assert worker.gate.next_probe_at >= 700.0
 
 
@@ -225,7 +225,7 @@ def test_a_brown_out_does_not_open_it() -> None:
             now += 0.1
             if runs(worker.look(f"m{i}", now)):
                 worker.gate.ended(f"m{i}", FAILED if rng.random() < 0.2 else ANSWERED, now)
-            assert worker.gate.state is not State.OPEN
+            assert worker.gate.state is not GateState.OPEN
 
 
 # It probes
@@ -271,7 +271,7 @@ def test_a_message_that_another_worker_has_brought_forward_probes_too() -> None:
 def test_a_probe_that_proves_nothing_is_repeated() -> None:
     worker = down()
     worker.run("probe", None, 5.0)
-    assert (worker.gate.state, worker.gate.next_probe_at) == (State.OPEN, 10.0)
+    assert (worker.gate.state, worker.gate.next_probe_at) == (GateState.OPEN, 10.0)
 
 
 def test_a_probe_that_is_never_reported_is_replaced() -> None:
@@ -301,7 +301,7 @@ def test_the_next_probe_respects_retry_after_but_not_for_ever() -> None:
 def test_a_success_of_an_earlier_call_makes_the_probe_due_at_once() -> None:
     worker = down()
     worker.gate.ended("begun before", ANSWERED, 1.0)
-    assert worker.gate.state is State.OPEN
+    assert worker.gate.state is GateState.OPEN
     assert worker.look("probe", 1.0).is_probe
 
 
@@ -506,7 +506,7 @@ def test_a_message_that_failed_often_comes_with_the_next_recovery() -> None:
         worker.gate.started("a", now)
         worker.gate.ended("a", FAILED, now)
     worker.fail(FAILURES, 60.0)
-    assert worker.gate.state is State.OPEN
+    assert worker.gate.state is GateState.OPEN
     look = worker.look("a", 60.0)
     assert look.hide_seconds is not None
     assert look.recall is not None
@@ -532,7 +532,7 @@ def test_after_an_outage_of_refusals_the_rate_is_searched_anew() -> None:
     while now < 50.0:
         now += 1.0
         worker.fail(worker.gate.turns(3, now), now, REFUSED)
-    assert worker.gate.state is State.RECOVERING
+    assert worker.gate.state is GateState.RECOVERING
     assert worker.gate.rate.rate < Rate.START
     while now < 65.0:
         now += 0.1
@@ -553,25 +553,25 @@ def test_refusals_of_the_rest_of_a_second_do_not_search_the_rate_anew() -> None:
 def test_a_provider_that_answers_nothing_is_down_again() -> None:
     worker = recovering(100.0)
     worker.fail(20, 109.9)
-    assert worker.gate.state is State.RECOVERING
+    assert worker.gate.state is GateState.RECOVERING
     worker.fail(1, 110.0)
-    assert worker.gate.state is State.OPEN
+    assert worker.gate.state is GateState.OPEN
 
 
 def test_it_closes_when_for_a_minute_nobody_waited() -> None:
     worker = recovering()
     worker.recalls(20.0 + CALM_SECONDS)
-    assert worker.gate.state is State.RECOVERING
+    assert worker.gate.state is GateState.RECOVERING
     worker.recalls(20.1 + CALM_SECONDS)
-    assert worker.gate.state is State.CLOSED
+    assert worker.gate.state is GateState.CLOSED
     assert worker.gate.seconds_to_look is None
 
 
 @pytest.mark.parametrize(
-    ("until", "state"), [(4000.0, State.RECOVERING), (300.0, State.CLOSED)], ids=str
+    ("until", "state"), [(4000.0, GateState.RECOVERING), (300.0, GateState.CLOSED)], ids=str
 )
 def test_the_recovery_goes_on_for_messages_whose_retry_after_is_not_over(
-    until: float, state: State
+    until: float, state: GateState
 ) -> None:
     """Else they came back by themselves, up to hours after the provider."""
     worker = down()
@@ -580,7 +580,7 @@ def test_the_recovery_goes_on_for_messages_whose_retry_after_is_not_over(
     for now in range(11, 300):
         assert worker.recalls(float(now)) == []
     assert worker.gate.state is state
-    assert worker.recalls(301.0) == (["m"] if state is State.RECOVERING else [])
+    assert worker.recalls(301.0) == (["m"] if state is GateState.RECOVERING else [])
 
 
 # The rate
@@ -725,7 +725,7 @@ def test_any_history_keeps_its_promises(seed: int) -> None:
             is_probe, was = running.pop(name), gate.state
             reply = rng.choice([None, ANSWERED, REFUSED, *[FAILED] * 4])
             gate.ended(name, reply, now, retry_after=rng.choice([None, 100.0]))
-            if was is State.OPEN and gate.state is not State.OPEN:
+            if was is GateState.OPEN and gate.state is not GateState.OPEN:
                 assert is_probe
                 assert reply is ANSWERED
         elif step < 0.6:
@@ -749,6 +749,6 @@ def test_any_history_keeps_its_promises(seed: int) -> None:
                 worker.hide(name, now, until - now, not_before=not_before)
                 held[name] = until, not_before
         assert len(gate.hidden) <= 10
-        if gate.state is State.OPEN:
+        if gate.state is GateState.OPEN:
             later = now + PROBE_EXPIRES_SECONDS + LONGEST_RETRY_AFTER_SECONDS + 75.0
             assert gate.needs_probe(later)
