@@ -6,6 +6,7 @@ log line, escape sequences for the terminal, or marks that reverse the reading o
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -98,6 +99,22 @@ def read_json_object(
     except Exception:  # noqa: BLE001  # not a text, not JSON, nested too deep, or ``loads`` failed
         return None
     return found if isinstance(found, dict) and not nests_too_deep(found) else None
+
+
+def read_body(
+    body: str, loads: Callable[[str | bytes], Any] | None = None
+) -> dict[str, Any] | None:
+    """Read a message's body as a JSON object, plain or in base64, or return ``None``.
+
+    Args:
+        loads: as for :func:`read_json_object`.
+    """
+    if body.lstrip().startswith("{"):
+        return read_json_object(body, loads)
+    try:
+        return read_json_object(base64.b64decode(body, validate=True), loads)
+    except ValueError:
+        return None
 
 
 def nests_too_deep(value: object) -> bool:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from ..text import read_json_object
+from ..text import read_body
 from .delivery import parse_eta
 
 _JSON = "application/json"
@@ -45,7 +45,7 @@ def read_envelope(body: str) -> Envelope | None:
 
     ``None``: it is not a Celery message.
     """
-    found = load_body(body)
+    found = read_body(body)
     if found is None:
         return None
     headers = found.get("headers")
@@ -69,7 +69,7 @@ def arguments(body: str) -> tuple[Any, Any] | None:
 
     They are the user's data: for a person who has asked to see them, never for a log.
     """
-    envelope, found = read_envelope(body), load_body(body)
+    envelope, found = read_envelope(body), read_body(body)
     if envelope is None or found is None or not envelope.is_json:
         return None
     try:
@@ -88,7 +88,7 @@ def with_headers(body: str, **headers: object) -> str:
     Raises:
         ValueError: it is not a Celery message.
     """
-    found = load_body(body)
+    found = read_body(body)
     if found is None or not isinstance(found.get("headers"), dict):
         raise ValueError("not a Celery message")
     found["headers"] |= headers
@@ -102,22 +102,6 @@ def with_headers(body: str, **headers: object) -> str:
 def iso_time(seconds: float) -> str:
     """Write a time in ISO 8601 and UTC, as Celery writes ``eta`` and ``expires``."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
-
-
-def load_body(
-    body: str, loads: Callable[[str | bytes], Any] | None = None
-) -> dict[str, Any] | None:
-    """Read a body as a JSON object, plain or in base64, or return ``None`` for any other body.
-
-    Arguments:
-        loads: as for :func:`.read_json_object`.
-    """
-    if body.lstrip().startswith("{"):
-        return read_json_object(body, loads)
-    try:
-        return read_json_object(base64.b64decode(body, validate=True), loads)
-    except ValueError:
-        return None
 
 
 def _text(value: object) -> str | None:

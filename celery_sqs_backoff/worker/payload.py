@@ -16,7 +16,7 @@ from kombu.utils.imports import symbol_by_name
 from kombu.utils.json import loads as kombu_loads
 
 from ..foreign import IGNORE, Adapter
-from ..sqs.envelope import load_body
+from ..text import read_body
 
 #: The payload of a message that needs no task.
 IGNORED: Final[dict[str, Any]] = {}
@@ -132,7 +132,7 @@ def celery_payload(body: str) -> dict[str, Any]:
     Raises:
         NotUnderstood: it has not kombu's fields, or they do not describe a task.
     """
-    found = load_body(body, kombu_loads)
+    found = read_body(body, kombu_loads)
     if found is None or "properties" not in found or "body" not in found:
         raise NotUnderstood("it is no Celery message")
     check_headers(_dict(found, "headers"))
