@@ -30,10 +30,9 @@ from ..retry.options import (
 from ..retry.outcomes import Classifier
 from ..retry.policies import FullJitter, Policy
 from ..sqs.limits import MAX_DELAY_SECONDS
-from . import retries
 from .extension import Extension
 from .handover import run_of
-from .run import judge_failure, wrap_task, wrap_trace
+from .run import judge_failure, retry_task, seconds_until, wrap_task, wrap_trace
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +205,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
             args, kwargs, task_id, producer, link, link_error, shadow, **options
         )
 
-    retry = retries.retry
+    retry = retry_task
 
     @property
     def lease_lost(self) -> bool:
@@ -248,9 +247,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         queue = route.get("queue")
         if str(getattr(queue, "name", queue)).endswith(".fifo"):
             return 0
-        seconds: float = (
-            retries.seconds_until(eta, self, time.time()) if countdown is None else countdown
-        )
+        seconds: float = seconds_until(eta, self, time.time()) if countdown is None else countdown
         return max(0, min(MAX_DELAY_SECONDS, math.floor(seconds)))
 
 
