@@ -174,15 +174,15 @@ class _Tolerant(Policy):
     is_logged: bool
 
     def ceiling(self, attempt: int) -> float:
-        return self._ask(attempt, methodcaller("ceiling", attempt))
+        return self.ask(attempt, methodcaller("ceiling", attempt))
 
     def delay(self, attempt: int, rng: RandomSource = random) -> float:
-        return self._ask(attempt, methodcaller("delay", attempt, rng))
+        return self.ask(attempt, methodcaller("delay", attempt, rng))
 
     def delay_for(self, message_id: str, attempt: int, rng: RandomSource = random) -> float:
-        return self._ask(attempt, methodcaller("delay_for", message_id, attempt, rng))
+        return self.ask(attempt, methodcaller("delay_for", message_id, attempt, rng))
 
-    def _ask(self, attempt: int, question: Callable[[Policy], float]) -> float:
+    def ask(self, attempt: int, question: Callable[[Policy], float]) -> float:
         try:
             seconds = to_seconds("delay", question(self.policy))
             if self.cap == math.inf:
@@ -195,7 +195,7 @@ class _Tolerant(Policy):
                     " instead",
                     *(type(self.policy).__qualname__, attempt, type(exc).__name__),
                 )
-        return replace(self, policy=FullJitter())._ask(attempt, question)
+        return replace(self, policy=FullJitter()).ask(attempt, question)
 
 
 def tolerant(policy: Policy, *, cap: float = math.inf) -> Policy:
@@ -221,4 +221,4 @@ def draw_delay(
     """
     cap = options.fifo_cap if is_fifo else math.inf
     policy = _Tolerant(options.backoff, cap, is_logged=True)
-    return policy.delay_for(message_id, attempt, rng)
+    return policy.ask(attempt, methodcaller("delay_for", message_id, attempt, rng))

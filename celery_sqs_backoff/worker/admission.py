@@ -90,7 +90,8 @@ class Admission:
         lease.refused = _reason_to_give_up(lease, headers, now)
         if lease.refused is not None:
             return True
-        if not starts and _is_hidden_until_due(lease, now):
+        due_at = lease.delivery.due_at
+        if not starts and due_at is not None and _is_hidden_until(due_at, lease, now):
             return False
         return lease.gate is None or not self._waits_for_provider(lease, lease.gate, starts)
 
@@ -142,14 +143,13 @@ def _reason_to_give_up(lease: Lease, headers: Mapping[str, Any], now: float) -> 
     )
 
 
-def _is_hidden_until_due(lease: Lease, now: float) -> bool:
+def _is_hidden_until(eta: float, lease: Lease, now: float) -> bool:
     """Give a message back to SQS until its task is due, or as long as SQS can hide it.
 
     Not on the last receive that the queue allows: at the next one SQS would move the message to the
     dead-letter queue.
     """
-    eta = lease.delivery.due_at
-    if eta is None or eta <= now or lease.delivery.is_last_before_sqs_moves_it:
+    if eta <= now or lease.delivery.is_last_before_sqs_moves_it:
         return False
     seconds = lease.delivery.visibility_delay(eta - now, now=now)
     return seconds > held_seconds(lease.queue) and lease.defer(seconds)

@@ -62,6 +62,7 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
     if not isinstance(receiver, Receiver):
         return _strategy_of_another_broker(task, app, consumer, **options)
     handle = celery_default(task, app, consumer, **options)
+    has_provider = task.backoff_options.provider is not None
 
     def admit(message: Any, *args: Any, **kwargs: Any) -> None:
         lease = receiver.window.lease(message.delivery_tag)
@@ -70,9 +71,10 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
         message.sqs_lease = lease
         is_limited, eta = consumer.task_buckets[task.name] is not None, lease.delivery.due_at
         lease.waits_in_celery = waits = is_limited or (eta is not None and eta > time.time())
-        lease.gate = gate = receiver.gates.of_call(task, lambda: message.payload)
+        if has_provider:
+            lease.gate = receiver.gates.of_call(task, lambda: message.payload)
         is_unknown, lease.options = lease.options is None, task.backoff_options
-        if gate is not None or is_unknown:  # else it was admitted when it was received
+        if has_provider or is_unknown:  # else it was admitted when it was received
             lease.go_on = partial(admit, message, *args, **kwargs)
             if not receiver.admission.admit(lease, starts=not waits):
                 return

@@ -101,7 +101,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self.on_failure(_exc_info(failure), ended=refused)
 
     def _on_lost(self) -> None:
-        """Tell the task by a file, and the observers. The keeper's thread calls this.
+        """Tell the task by a file, and the observers. Any thread that settles may call this.
 
         The task may run in another process, which may have been forked before the message was
         received, or spawned. Both have the file system. A full or read-only disk is logged.

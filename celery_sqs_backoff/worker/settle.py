@@ -136,7 +136,7 @@ class Settler:
             if not settle.started:
                 lease.give_back()
             elif lease.release():
-                self._tell_retried(0, Outcome.UNKNOWN, ended, error, facts)
+                self._events.emit(self._retried(0, Outcome.UNKNOWN, ended, error, facts))
         elif isinstance(settle, DeadLetter):
             if self._dead_letter(settle.reason, settle.outcome, error):
                 self._tell_given_up(settle.reason, settle.outcome, error)
@@ -180,7 +180,7 @@ class Settler:
         else:
             is_kept = lease.defer(seconds)
         if is_kept:
-            self._tell_retried(seconds, hide.outcome, ended, error, facts)
+            self._events.emit(self._retried(seconds, hide.outcome, ended, error, facts))
             if parks:
                 self._tell_given_up(GiveUpReason.PARKED, hide.outcome, error)
         return replace(hide, seconds=seconds)
@@ -211,11 +211,12 @@ class Settler:
 
     # Events
 
-    def _tell_retried(
+    def _retried(
         self, seconds: int, outcome: Outcome, ended: RunEnd, error: ErrorText, facts: Facts
-    ) -> None:
+    ) -> Retried:
+        """Return the event of a message that comes back."""
         retry_for, elapsed = facts.retry_for, facts.standing.elapsed
-        retried = Retried(
+        return Retried(
             **self._names,
             delay=float(seconds),
             attempt=self._attempt,
@@ -224,7 +225,6 @@ class Settler:
             error=error.exception_type,
             budget_left=None if retry_for is None else max(0, int(retry_for - elapsed)),
         )
-        self._events.emit(retried)
 
     def _tell_given_up(
         self,

@@ -284,14 +284,22 @@ class SettlementTable:
                 self._forget(lease)
             if lease.state is not State.HELD:
                 return False
-            self._settle(lease, state, **facts)
+            now = self.clock()
+            lease.move(state, failures=0, **facts)
+            self._waiting[lease.queue.url] += 1
+            if state in HIDING:
+                self._plan(lease, now)
+            else:  # its next renewal is planned
+                self.memory.settled(lease.message_id, lease.record)
+                self._holds.pop(lease, None)
+                self._plan_removal(lease, now)
             if state is State.HIDE:
                 delivery, options = lease.delivery, lease.options
                 retry_for = None if options is None else options.retry_for
                 self._note(
                     events.MessageHidden,
                     lease,
-                    seconds=lease.due_at - self.clock(),
+                    seconds=lease.due_at - now,
                     sent_at=delivery.sent_at,
                     eta=delivery.due_at,
                     gives_up_at=None if retry_for is None else delivery.first_due_at + retry_for,
@@ -300,17 +308,6 @@ class SettlementTable:
             self._tell()
         lease.free()
         return True
-
-    def _settle(self, lease: Lease, state: State, **facts: Any) -> None:
-        """Go to a state that waits for an answer of SQS, and plan the call."""
-        lease.move(state, failures=0, **facts)
-        self._waiting[lease.queue.url] += 1
-        if state in HIDING:
-            self._plan(lease, self.clock())
-        else:  # its next renewal is planned
-            self.memory.settled(lease.message_id, lease.record)
-            self._holds.pop(lease, None)
-            self._plan_removal(lease, self.clock())
 
     def lose(self, lease: Lease) -> None:
         """Make no further call for a message that is held, and tell its task."""
@@ -327,7 +324,9 @@ class SettlementTable:
                     assert lease.recall is not None
                     lease.recall.among.discard(lease)
                     self._unanswered += 1
-                    self._settle(lease, State.BRING_FORWARD, due_at=due_at)
+                    lease.move(State.BRING_FORWARD, failures=0, due_at=due_at)
+                    self._waiting[lease.queue.url] += 1
+                    self._plan(lease, self.clock())
 
     def room_to_bring_forward(self, most: int) -> int:
         """Return how many more messages to bring forward, less the ones that SQS is asked for.
@@ -358,9 +357,9 @@ class SettlementTable:
         self._unanswered -= lease.state is State.BRING_FORWARD
         self._holds.pop(lease, None)
         for operation in (Operation.CHANGE_VISIBILITY, *_REMOVALS.values()):
-            lane = self._lanes[lease.queue.url, operation]
-            lane.settling.pop(lease, None)
-            lane.renewals.pop(lease, None)
+            if (lane := self._lanes.get((lease.queue.url, operation))) is not None:
+                lane.settling.pop(lease, None)
+                lane.renewals.pop(lease, None)
         if lease.recall is not None:
             lease.recall.among.discard(lease)
 
