@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from uuid import uuid4
 
@@ -30,7 +30,7 @@ class RunState:
     #: Names of the locks that the run holds.
     held: set[str] = field(default_factory=set)
     #: Names of the steps that the run has called, by scope.
-    used: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    used: defaultdict[str, set[str]] = field(default_factory=partial(defaultdict, set))
 
     @cached_property
     def run(self) -> str:

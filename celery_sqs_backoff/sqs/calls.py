@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from botocore import xform_name
@@ -134,7 +135,7 @@ class Calls:
         """
         result: object = self.attempt(
             Operation.SEND,
-            lambda client: client.send_message_batch(QueueUrl=self.queue_url, Entries=[]),
+            methodcaller("send_message_batch", QueueUrl=self.queue_url, Entries=[]),
         )
         return result if isinstance(result, Failure) else None
 
@@ -172,7 +173,7 @@ class Calls:
         method = xform_name(operation.value)
         response: Any = self.attempt(
             operation,
-            lambda client: getattr(client, method)(QueueUrl=self.queue_url, Entries=numbered),
+            methodcaller(method, QueueUrl=self.queue_url, Entries=numbered),
         )
         if isinstance(response, Failure):
             return [Sent(failure=response)] * len(entries)

@@ -439,9 +439,10 @@ def _undo(
     if run.copy is not None and run.copy is not raised:
         return verdict  # an undo might take back the work of the copy
     verdict = task.extension.run_failed(task, cause, verdict)
-    if verdict.nothing_was_processed and task.backoff_options.on_not_processed is not None:
+    undo = task.backoff_options.on_not_processed
+    if undo is not None and verdict.nothing_was_processed:
         try:
-            task.backoff_options.on_not_processed(task, cause, *run.arguments)
+            undo(task, cause, *run.arguments)
         except Exception as failure:  # noqa: BLE001  # the user's code
             # A failing undo must not turn a retry into a loss. Log no traceback, because it would
             # hold the text of the task's own failure.

@@ -113,10 +113,10 @@ class Keeper(SettlementTable):
     def _is_alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _note_change(self) -> None:
+    def _note_change(self, at: float) -> None:
         """Wake the thread if a call is due before it would look, or if it must end."""
         until = self._waits_until
-        if until is not None and (self._stopping or self.next_at() < until):
+        if until is not None and (self._stopping or at < until):
             self._waits_until = None
             self._call_due.notify()
 

@@ -105,7 +105,7 @@ class Settler:
                 is_fifo=queue.is_fifo,
                 rng=random,
             )
-        has_place = queue.dlq_url is not None or not queue.is_read
+        has_place = queue.dlq_arn is not None or not queue.is_read
         return Facts(
             standing=delivery.standing(retries=self._request.retries, now=time.time()),
             max_retries=options.max_retries,
@@ -191,7 +191,7 @@ class Settler:
         On a FIFO queue the rest of the message group would overtake a message that is parked.
         """
         queue, above = self.lease.queue, self._options.park_above
-        if above is None or queue.dlq_url is None or queue.is_fifo:
+        if above is None or queue.dlq_arn is None or queue.is_fifo:
             return False
         return bool(queue.messages_in_flight >= above * MAX_IN_FLIGHT_MESSAGES)
 

@@ -159,7 +159,7 @@ class Lane:
     look_at: float = math.inf
 
 
-_LOOK_AT = attrgetter("look_at")
+_LOOK_AT, _IS_OF_LANE = attrgetter("look_at"), attrgetter("is_of_lane")
 
 
 class _Lanes(dict[tuple[str, Operation], Lane]):
@@ -219,8 +219,8 @@ class SettlementTable:
         self._waiting: Counter[str] = Counter()
         self._unanswered = 0  # messages that SQS is asked to show earlier
 
-    def _note_change(self) -> None:
-        """Note, under the lock, that a call may be due earlier than before."""
+    def _note_change(self, at: float) -> None:
+        """Note, under the lock, that the next call may be due already at this time."""
 
     # Messages
 
@@ -400,7 +400,7 @@ class SettlementTable:
             self._linger = 0.0
             for lane in self._lanes.values():
                 self._wake(lane)
-            self._note_change()
+            self._note_change(self.clock())
 
     def next_call(self) -> Call | None:
         """Take the call that is due now, if any. Give its results to ``enter``."""
@@ -437,7 +437,7 @@ class SettlementTable:
             for lease in agenda.take(now + early, MAX_BATCH_ENTRIES - len(entries)):
                 other = entries[0].lease if entries else lease
                 is_alone = other is not lease and (lease.goes_alone or other.goes_alone)
-                if is_alone or lease.queue.dlq_url != other.queue.dlq_url:
+                if is_alone or lease.queue.dlq_arn != other.queue.dlq_arn:
                     agenda.put(lease, now)
                 elif (entry := self._entry(lease, lane, now)) is not None:
                     entries.append(entry)
@@ -468,7 +468,7 @@ class SettlementTable:
         with self.lock:
             now = self.clock()
             lane.under_way -= 1
-            failure = next((each for each in failures if each.is_of_lane), None)
+            failure = next(filter(_IS_OF_LANE, failures), None)
             if failure is not None:
                 lane.failures += 1
                 lane.not_before = now + self._pause(
@@ -700,4 +700,5 @@ class SettlementTable:
             if lane.renewals:
                 at = min(at, lane.renewals.first_at())
             lane.look_at = max(at, lane.not_before)
-        self._note_change()
+        first_hold = self._holds.heap[0][0] if self._holds.heap else math.inf
+        self._note_change(min(first_hold, lane.look_at))

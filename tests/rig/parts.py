@@ -41,8 +41,8 @@ class _Keeper(keeper.Keeper):
     def _join_thread(self, timeout_seconds: float) -> None:
         self._worker.flush(timeout_seconds)
 
-    def _note_change(self) -> None:
-        self._worker.wake_at(self.next_at())
+    def _note_change(self, at: float) -> None:
+        self._worker.wake_at(at)
 
 
 class _Clients:
