@@ -486,7 +486,8 @@ def _draw_delay(
         is_fifo=delivery is not None and delivery.is_fifo,
         rng=random,
     )
-    delay += (verdict and verdict.retry_after) or 0.0
+    if verdict is not None:
+        delay += verdict.retry_after or 0.0
     before: float | None = getattr(exc, "retry_before", None)
     return delay if before is None else min(delay, before)
 

@@ -1,6 +1,6 @@
 """What a worker remembers of messages that it has received."""
 
-from celery_sqs_backoff.sqs.memory import Memory
+from celery_sqs_backoff.worker.settlement import Memory
 
 
 def test_as_many_messages_are_remembered_as_a_queue_can_have_in_flight():
