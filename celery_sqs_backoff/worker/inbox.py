@@ -126,12 +126,7 @@ class Inbox:
                 # on whatever channel it finds first, which need not be ours.
                 lease.give_back()
             else:
-                try:
-                    connection._deliver(lease.payload, lease.source)
-                finally:
-                    # The lease alone settles it. kombu would send a copy of each message that it
-                    # still holds when the channel closes.
-                    self.channel.qos.ack(lease.tag)
+                connection._deliver(lease.payload, lease.source)
         except Exception as exc:  # noqa: BLE001  # whatever is wrong with it, others are waiting
             if not lease.is_settled() and not lease.handed_to_pool():
                 what = f"its headers or its body cannot be used ({type(exc).__name__})"

@@ -96,8 +96,11 @@ def receive_ourselves(
     consume, cancel = channel.basic_consume, channel.basic_cancel
 
     def basic_consume(queue: str, no_ack: bool = False, *args: Any, **kwargs: Any) -> Any:
-        # kombu deletes what needs no acknowledgement when it polls, which it never does.
-        result = consume(queue, False, *args, **kwargs)
+        # Of a message that needs no acknowledgement kombu keeps nothing. It would send a copy of
+        # each other one that it still has when the channel closes.
+        result = consume(queue, True, *args, **kwargs)
+        # Other channels of the process would delete this queue's messages when they poll.
+        getattr(channel, "_noack_queues", set()).discard(queue)
         on_consume(queue)
         return result
 

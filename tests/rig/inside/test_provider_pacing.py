@@ -36,9 +36,7 @@ class Store:
     def __init__(self, scene: Scene) -> None:
         self.scene, self.times, self.calls = scene, Times(), 0
 
-    def take(
-        self, slots: int, returns: int, *, within: float, is_back: bool = False
-    ) -> Taken:
+    def take(self, slots: int, returns: int, *, within: float, is_back: bool = False) -> Taken:
         self.calls += 1
         self.scene.now += self.there
         now = self.scene.now + 1e9

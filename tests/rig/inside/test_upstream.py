@@ -122,17 +122,22 @@ def test_kombu_does_not_poll_and_the_consumed_queues_are_known():
     assert told == [("consume", "a"), ("cancel", "a"), "drain"]
 
 
-def test_a_queue_without_acknowledgements_is_acknowledged_since_nobody_polls_for_kombu():
-    """Its plain tasks ran again whenever their visibility timeout ended."""
-    consumed = []
+@pytest.mark.parametrize("no_ack", [False, True])
+def test_kombu_keeps_no_message(no_ack):
+    """It would send a copy of each that it has when the channel closes. No channel deletes one."""
+    consumed, of_all_channels = [], set()
+
+    def consume(queue, no_ack, **_):
+        consumed.append((queue, no_ack))
+        of_all_channels.add(queue)
+
     channel = SimpleNamespace(
-        basic_consume=lambda queue, no_ack, **_: consumed.append((queue, no_ack)),
-        basic_cancel=print,
+        basic_consume=consume, basic_cancel=print, _noack_queues=of_all_channels
     )
     nothing = [].append
     upstream.receive_ourselves(channel, on_consume=nothing, on_cancel=nothing, drain_events=dict)
-    channel.basic_consume(queue="a", no_ack=True, callback=print, consumer_tag="tag")
-    assert consumed == [("a", False)]
+    channel.basic_consume(queue="a", no_ack=no_ack, callback=print, consumer_tag="tag")
+    assert (consumed, of_all_channels) == ([("a", True)], set())
 
 
 def test_a_queue_is_declared_without_asking_how_long_it_is():
