@@ -188,7 +188,7 @@ def test_logging_is_left_to_pytest(sqs_celery_app, sqs_worker, caplog):
 
 
 def test_the_example_in_the_docstring_passes(pytester):
-    example = re.search(r"comes back::\n\n(.*?)\n\n``@shared", testing.__doc__ or "", re.DOTALL)
+    example = re.search(r"is retried::\n\n(.*?)\n\n``@shared", testing.__doc__ or "", re.DOTALL)
     assert example is not None
     pytester.makeconftest('pytest_plugins = ["celery_sqs_backoff.testing"]')
     pytester.makepyfile(textwrap.dedent(example[1]))
