@@ -1,4 +1,4 @@
-"""Whether a received message runs: every reason not to, in one function."""
+"""Decides whether a received message runs. One function has every reason not to."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .providers import Gate
 
 logger = get_logger(__name__)
 
-#: A task that is due within this time is held here. A later one goes back to SQS, because messages
-#: that are held use up the 100 places for messages that wait.
+#: The worker holds a task that is due within this time, and gives a later one back to SQS. Held
+#: messages use up the 100 places for messages that wait (``window.MAX_BLOCKED``).
 _LONGEST_HELD_SECONDS = 15.0
 
 
@@ -47,9 +47,10 @@ class Admission:
         A message with a reason to be given up goes to Celery too, so that its request reports the
         failure: see ``Lease.refused``.
 
-        Asked when the message is received; when Celery has found its task, if that has a provider;
-        and when the task is to start, if Celery made it wait. Whether the message is still the
-        worker's, and its provider up, is asked again when the task begins: ``request.may_begin``.
+        The worker calls this when it receives the message. It calls it again when Celery has found
+        the task, if the task has a provider or was unknown at the receive, and when the task
+        starts, if Celery made it wait. When the task begins, ``request.may_begin`` checks that the
+        worker still holds the message and that the provider is up.
 
         ====================  ==========================================  ==========================
         reason                sign                                        the message
@@ -98,8 +99,8 @@ class Admission:
     def _waits_for_provider(self, lease: Lease, gate: Gate, starts: bool) -> bool:
         """Return whether the message's provider keeps it back.
 
-        A task that Celery makes wait is asked for again when it starts. A gate that lets it
-        pass now is no use to it, because the provider may be down by then.
+        If Celery makes the task wait, the worker asks again when the task starts, because the
+        provider may be down by then. Until then only a gate that hides every message counts.
         """
         options = lease.options
         if options is None or not (starts or gate.hides_all):
@@ -124,7 +125,10 @@ def _ends_in_celery(headers: Mapping[str, Any], now: float) -> bool:
 
 
 def _reason_to_give_up(lease: Lease, headers: Mapping[str, Any], now: float) -> GiveUpReason | None:
-    """Return why a message is given up without being run, by facts from before this receive."""
+    """Return why a message is given up without being run, or ``None``.
+
+    Earlier runs have used up a budget, or the message can never be due.
+    """
     options, delivery = lease.options, lease.delivery
     if options is None:
         return None
@@ -144,10 +148,10 @@ def _reason_to_give_up(lease: Lease, headers: Mapping[str, Any], now: float) -> 
 
 
 def _is_hidden_until(eta: float, lease: Lease, now: float) -> bool:
-    """Give a message back to SQS until its task is due, or as long as SQS can hide it.
+    """Hide a message until its task is due, or for as long as SQS can. Return whether it is hidden.
 
-    Not on the last receive that the queue allows: at the next one SQS would move the message to the
-    dead-letter queue.
+    At the last receive that the queue allows, the message is not hidden, because at the next one
+    SQS would move it to the dead-letter queue.
     """
     if eta <= now or lease.delivery.is_last_before_sqs_moves_it:
         return False

@@ -1,7 +1,8 @@
-"""The cheap half of ``celery sqs-doctor``, at a worker's start: one log line per rule.
+"""Runs the checks of ``celery sqs-doctor`` that need no call, when a worker starts.
 
-It makes no call. It has the attributes that the worker has read, none of a dead-letter queue.
-It runs in a thread of its own, and whatever fails there is logged: it never stops the worker.
+Each rule with a finding gets one log line. The checks use the queue attributes that the worker has
+read, and no attributes of a dead-letter queue. They run in a thread of their own. An error there is
+logged, and never stops the worker.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def start_check_up(app: Any, queues: Iterable[tuple[str, Queue]]) -> None:
 
     Args:
         app: the Celery app.
-        queues: the ones that the worker consumes, with their names in Celery.
+        queues: the queues that the worker consumes, each with its name in Celery.
     """
     if start_daemon("sqs-check-up", functools.partial(_run, app, list(queues))) is None:
         logger.warning("sqs_backoff.no_thread_left: the settings are not checked")
@@ -45,12 +46,12 @@ def _run(app: Any, queues: list[tuple[str, Queue]]) -> None:
         for severity, line in check_up(app, queues):
             logger.log(_LEVELS[severity], "sqs_backoff.finding: %s", line)
     except Exception as exc:  # noqa: BLE001
-        # A bug of ours, or settings of an unknown kind: the worker works nevertheless.
+        # A bug of ours, or settings of an unknown kind. The worker must start nevertheless.
         logger.error("sqs_backoff.check_up_failed: %s", error_site(exc, calls=BUG_CALLS))
 
 
 def check_up(app: Any, queues: Iterable[tuple[str, Queue]]) -> list[tuple[Severity, str]]:
-    """Return a line per rule that has found something, the worst first."""
+    """Return one line, with its severity, for each rule that has a finding, the worst first."""
     found = examine(
         ProjectFacts(
             app=facts_of_app(app),

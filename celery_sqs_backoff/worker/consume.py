@@ -1,8 +1,9 @@
-"""The parts that the worker replaces on Celery's consumer and on kombu's channel.
+"""Replaces parts of Celery's consumer and kombu's channel, so that no bad message is deleted.
 
-Celery acks (deletes) a message that it cannot decode, and rejects (kombu 5.7: deletes, where the
-queue has no redrive policy) an unknown one, after logging the whole body. A worker of yesterday's
-release, though, does not know today's tasks; and the body is the user's.
+Celery acks a message that it cannot decode, which deletes it. It rejects a message of an unknown
+task, which kombu 5.7 turns into a delete if the queue has no redrive policy. It also logs the whole
+body. That loses messages during a deploy, because a worker of the old release does not know the new
+tasks, and it writes the user's data to the log.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .request import BackoffRequest, SettledBeforeRun, forget, may_begin, was_ha
 
 
 def install(consumer: Any, receiver: Receiver) -> None:
-    """Put a receiver between Celery's consumer and its pool. Once for the life of the worker."""
+    """Put a receiver between Celery's consumer and its pool. Call it once per worker."""
     _keep_bad_messages(consumer, receiver)
     _admit_at_start(consumer, receiver)
 
@@ -37,7 +38,7 @@ def _keep_bad_messages(consumer: Any, receiver: Receiver) -> None:
 
     def keep(message: Any, what: str, exc: BaseException | None = None) -> None:
         lease = receiver.window.lease(message.delivery_tag)
-        if lease is not None:  # else it was lost, or given back, a moment ago
+        if lease is not None:  # else the worker lost it, or gave it back, a moment ago
             what = what if exc is None else f"{what} ({type(exc).__name__})"
             unreadable.keep(lease, message.headers or {}, what, worker=consumer.hostname)
 
@@ -54,7 +55,7 @@ def _keep_bad_messages(consumer: Any, receiver: Receiver) -> None:
 
 
 def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
-    """Return Celery's default strategy, for messages that are admitted.
+    """Return Celery's default strategy, limited to messages that the worker admits.
 
     Arguments: as for ``celery.worker.strategy.default``.
     """
@@ -67,7 +68,7 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
     def admit(message: Any, *args: Any, **kwargs: Any) -> None:
         lease = receiver.window.lease(message.delivery_tag)
         if lease is None:
-            return  # it was lost, or given back, a moment ago: it runs elsewhere
+            return  # the worker lost it, or gave it back, a moment ago
         message.sqs_lease = lease
         is_limited, eta = consumer.task_buckets[task.name] is not None, lease.delivery.due_at
         lease.waits_in_celery = waits = is_limited or (eta is not None and eta > time.time())
@@ -97,7 +98,7 @@ def _strategy_of_another_broker(task: Any, *args: Any, **options: Any) -> Callab
 
 
 def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
-    """Admit again the messages that Celery made wait, and hand only our own to the pool."""
+    """Admit a message again after Celery has made it wait, and run only messages still held."""
     hand_to_pool: Callable[[Any], object] = consumer.on_task_request
 
     def refuse(request: Any, exc: Exception) -> None:
@@ -113,7 +114,7 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
     def on_task_request(request: Any) -> None:
         lease = receiver.window.lease(request.message.delivery_tag)
         if lease is None:
-            forget(request)  # its message was lost, or given back, a moment ago
+            forget(request)  # the worker lost its message, or gave it back, a moment ago
             return
         if not isinstance(request, BackoffRequest):
             _settle_plain(request, lease, receiver)

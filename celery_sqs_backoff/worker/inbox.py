@@ -1,4 +1,4 @@
-"""Hands received messages to Celery, in the thread of its loop, one after the other."""
+"""Hands received messages to Celery, one after the other, in the thread of Celery's loop."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .observation import EVENT_LOOP
 from .upstream import is_pool_of
 from .window import Window
 
-#: Pools in which handing a task over may wait until it, or another, has ended.
+#: Pools that may return only when the given task, or another one, has ended.
 _BLOCKING_POOLS = ("solo", "gevent", "eventlet")
 
-#: Without an event loop, Celery looks at signals between two waits of this length.
+#: Longest wait for a message without an event loop. Celery handles signals between two waits.
 _WAIT_SECONDS = 0.5
 
 
@@ -28,7 +28,7 @@ class Inbox:
     Without a loop, Celery calls :meth:`drain_events` instead.
 
     Attributes:
-        channel: kombu's, from the moment when the worker has one.
+        channel: kombu's channel; ``None`` until the worker has connected.
     """
 
     def __init__(self, consumer: Any, window: Window, pulse: Pulse) -> None:
@@ -49,7 +49,7 @@ class Inbox:
         self.wake()
 
     def wake(self) -> None:
-        """Deliver the messages that can start, soon. Safe in any thread.
+        """Let Celery's loop deliver the messages that can start. Safe in any thread.
 
         Raises:
             Exception: the event loop does not take callbacks.
@@ -64,7 +64,7 @@ class Inbox:
         try:
             # Looked up at each call, because wake_event_loop replaces it at each (re)connect.
             self._hub.call_soon(self._drain)
-        except BaseException:  # raised again: without the reset no later message would ask
+        except BaseException:  # raised again: without the reset no later call would wake the loop
             self._will_drain = False
             raise
 
@@ -75,10 +75,10 @@ class Inbox:
             self._will_drain = False
 
     def drain_events(self) -> None:
-        """Wait briefly for a message, then deliver everything that can be delivered.
+        """Wait half a second at most for a message, then deliver each message that can start.
 
         Raises:
-            TimeoutError: no message arrived.
+            TimeoutError: no message can start.
         """
         self._pulse.note_turn(EVENT_LOOP)
         with self._cond:
@@ -107,7 +107,7 @@ class Inbox:
         return not self._one_at_a_time or self._window.has_free_process
 
     def _deliver(self) -> None:
-        """Give a message to Celery, or let it go on where its provider made it wait.
+        """Give a message to Celery, or continue with a message that waited for its provider.
 
         A message that Celery or kombu fails to take is hidden, unless its task is running.
         """
@@ -116,18 +116,18 @@ class Inbox:
         except IndexError:  # cleared by another thread
             return
         if lease.state is not State.HELD:
-            return  # it was given back, or lost, while it waited
+            return  # the worker gave it back, or lost it, while it waited
         try:
             connection = self.channel.connection
             if lease.go_on is not None:
                 lease.go_on()
             elif lease.source not in connection._callbacks:
-                # Its queue has been cancelled ("cancel_consumer"). kombu would reject it
-                # on whatever channel it finds first, which need not be ours.
+                # The user has cancelled its queue ("cancel_consumer"). kombu would reject it on
+                # the first channel that it finds, which may not be ours.
                 lease.give_back()
             else:
                 connection._deliver(lease.payload, lease.source)
-        except Exception as exc:  # noqa: BLE001  # whatever is wrong with it, others are waiting
+        except Exception as exc:  # noqa: BLE001  # one bad message must not hold up the others
             if not lease.is_settled() and not lease.handed_to_pool():
                 what = f"its headers or its body cannot be used ({type(exc).__name__})"
                 headers = lease.payload["headers"] if lease.payload else {}

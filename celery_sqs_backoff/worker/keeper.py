@@ -1,9 +1,9 @@
-"""The threads of a worker that speak to SQS about messages that are held or settled.
+"""Makes the worker's calls to SQS about messages that it holds or settles.
 
-One thread waits for the next call that the settlement table has due. Idle threads of the process
-make the calls through the port, and enter the results. The table decides which calls may be under
-way at a time: per queue one about visibility, and some removals. A call that hangs holds up its own
-queue only, because its thread is not used for other calls until it ends.
+One thread waits until the settlement table has a call that is due. Idle threads of the process
+make the calls through the port, and enter the results in the table. The table limits the calls
+that are under way at a time: for each queue one change of visibility, two deletes and one send. A
+call that hangs holds up only its own queue, because each call has a thread for itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = get_logger(__name__)
 _NAME = "the keeper"
 _LONGEST_TURN_SECONDS = 20.0
 
-#: The thread looks for calls at least this often, whatever the clock says.
+#: The thread checks for due calls at least this often, even if none is planned.
 _LONGEST_WAIT_SECONDS = 5.0
 
 #: Pause after an unexpected error.
@@ -43,7 +43,7 @@ _AFTER_BUG_SECONDS = 1.0
 class Keeper(SettlementTable):
     """The settlement table of a worker, with the threads that make its calls.
 
-    No method blocks on SQS but those for the end of the worker.
+    Only ``stop``, ``flush``, ``carry_out_late`` and ``perform`` wait for SQS.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Keeper(SettlementTable):
     def stop(self, timeout_seconds: float) -> None:
         """Give back the held messages, make the waiting calls, end the threads.
 
-        Settlements that SQS does not take within ``timeout_seconds`` are left to the visibility
-        timeout.
+        If SQS has not confirmed a settlement within ``timeout_seconds``, its message comes back
+        when its visibility timeout ends.
         """
         for lease in self.held():
             lease.release()
@@ -83,7 +83,7 @@ class Keeper(SettlementTable):
             )
 
     def carry_out_late(self) -> None:
-        """Carry out, in this thread, settlements that come after the end of the keeper's own."""
+        """Make the due calls in this thread if the keeper stops, because its own may have ended."""
         while self._stopping and (call := self.next_call()) is not None:
             self.perform(call)
 
@@ -114,7 +114,7 @@ class Keeper(SettlementTable):
         return self._thread is not None and self._thread.is_alive()
 
     def _note_change(self, at: float) -> None:
-        """Wake the thread if a call is due before it would look, or if it must end."""
+        """Wake the thread if a call is due before its wait would end, or if the thread must end."""
         until = self._waits_until
         if until is not None and (self._stopping or at < until):
             self._waits_until = None
@@ -149,20 +149,20 @@ class Keeper(SettlementTable):
         try:
             results = carry_out(call)
         except BaseException as exc:  # noqa: BLE001
-            # The port does not raise. If it does, the leases must not stay under way for good.
+            # The port never raises. If a bug makes it raise, each lease still needs a result.
             logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
             failure = Failure(Kind.LOCAL, type(exc).__name__, is_of_call=True)
             results = [failure] * len(call.entries)
         try:
             self.enter(call, results)
         except Exception as exc:  # noqa: BLE001
-            # A bug. The thread has other messages to see to; the ones of this call come back when
-            # their visibility timeout ends.
+            # A bug. The thread must go on for other messages. The messages of this call come back
+            # when their visibility timeout ends.
             logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
 
 
 def carry_out(call: Call) -> list[Failure | None]:
-    """Make a call, and return one result per entry. Raises only what the port raises."""
+    """Make a call, and return one result per entry. Exceptions of the port are not caught."""
     port = call.entries[0].lease.calls
     if call.lane.operation is Operation.CHANGE_VISIBILITY:
         return port.change_visibility([(e.handle, e.seconds) for e in call.entries])
@@ -183,11 +183,11 @@ def _send(port: Calls, entries: Sequence[CallEntry]) -> list[Failure | None]:
 
 
 def _dead_letter(lease: Lease) -> dict[str, Any]:
-    """Return a message as it came, with the record on it, as an entry without ``Id``.
+    """Return a message and its record as an entry of SendMessageBatch without ``Id``.
 
-    The message group is kept on standard queues too, which are fair by it.
+    The entry keeps the message group on standard queues too, where SQS uses it for fair queues.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-fair-queues.html
-    A FIFO queue sends a second try with the same message ID only once.
+    On a FIFO queue the message ID prevents a second copy if the send is repeated.
     """
     received = lease.message
     attributes = received.get("MessageAttributes") or {}

@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from .providers import Gate
     from .settlement import SettlementTable
 
-#: A renewal asks for at least this much, however short the queue's own visibility timeout is. It
-#: bounds the calls, and the time that a message of a killed worker stays hidden.
+#: A renewal asks for at least this many seconds, even if the queue's visibility timeout is shorter.
+#: This limits the calls. A message of a killed worker may stay hidden for this time.
 _MIN_RENEWAL_SECONDS = 10
 
-#: A renewal comes when this share of the visibility timeout is over, so two more tries fit.
+#: The worker renews a message when this share of the timeout is over, so two more tries fit.
 RENEW_AT_SHARE = 1 / 3
 
-#: After this many failures of its delete or dead letter a message is hidden for longer each time.
-#: Not sooner: after a transient failure it must be back soon if the worker is killed.
+#: After this many failures of its delete or dead letter, each renewal hides a message for longer.
+#: Before, the failure may be transient, and the message must be back soon if the worker is killed.
 _TRANSIENT_FAILURES = 3
 _FIRST_KEEP_HIDDEN_SECONDS = 30
 _MAX_KEEP_HIDDEN_SECONDS = 900
 
-#: Until a queue that could not be read is looked at again.
+#: How long to hide a message that needs a dead letter while its queue has not been read.
 _POSTPONED_SECONDS = 5
 
 
@@ -57,14 +57,14 @@ class State(Enum):
     LOST = "lost"
 
 
-#: Why a message goes from one state to another; ``None``: it leaves the table. A message is HELD
-#: when it is received. All states but HELD, HIDDEN and LOST wait for an answer of SQS.
+#: The reason for each transition. ``None`` means that the message leaves the table. A received
+#: message is HELD. In all states but HELD, HIDDEN and LOST the table waits for a response of SQS.
 TRANSITIONS: dict[State, dict[State | None, str]] = {
     State.HELD: {
         State.DELETE: "its task is finished, or given up without a dead letter",
         State.DEAD_LETTER: "its task is given up",
         State.GIVE_BACK: "its task has not been started",
-        State.HIDE: "its task is not due yet, or is tried again",
+        State.HIDE: "its task is not due, is retried, or waits for its provider",
         State.LOST: "SQS does not honour its receipt handle any more",
     },
     State.DELETE: {None: "SQS has deleted it"},
@@ -85,7 +85,7 @@ TRANSITIONS: dict[State, dict[State | None, str]] = {
     },
 }
 
-#: States that are settled by a change of visibility, so that the message is not renewed.
+#: States that end with a change of visibility. A message in one of them is not renewed.
 HIDING = frozenset({State.HIDE, State.BRING_FORWARD, State.GIVE_BACK})
 
 
@@ -102,19 +102,19 @@ class Lease:
     """One received message, held until it is settled once.
 
     A settlement is a new state, and the keeper makes its calls. The first settlement wins, and a
-    later one returns ``False``. No method blocks or raises. The keeper alone changes the state,
-    under its lock. Times are seconds of its clock.
+    later one returns ``False``. No method blocks or raises. Only the keeper changes the state,
+    under its lock. Times are seconds of the keeper's clock.
 
     Arguments:
         queue: the queue's attributes.
         calls: the port to the queue.
         message: the message as ReceiveMessage returned it.
         body: its body, unchanged.
-        delivery: the same receive, in numbers.
+        delivery: the facts of this receive.
         received_at: when the worker saw the message.
         keeper: carries out the settlement.
         free: releases the message's place in the prefetch window; may be called again.
-        hidden_seconds: of the receive; ``None``: the queue's visibility timeout.
+        hidden_seconds: the visibility timeout of the receive; ``None``: the queue's own.
     """
 
     queue: Queue
@@ -138,20 +138,20 @@ class Lease:
 
     #: The name of its queue in Celery.
     source: str = ""
-    #: As kombu gets it; ``None`` if no task can be made of the message, and why.
+    #: The payload for kombu. ``None``: the message is no task, for the reason in ``why``.
     payload: dict[str, Any] | None = None
     why: str = ""
-    #: Of its task; ``None`` if that is not known yet, or has not our base class.
+    #: The options of its task. ``None``: the task is not known, or has another base class.
     options: Options | None = None
-    #: Of its task's provider, once Celery has found the task.
+    #: The gate of its task's provider, once Celery has found the task. ``None``: no provider.
     gate: Gate | None = None
-    #: For its ETA or a rate limit. Then it is admitted again when it starts.
+    #: Celery makes it wait for its ETA or a rate limit. It is admitted again when it starts.
     waits_in_celery: bool = False
-    #: Continues where it had to wait for its provider; ``None`` delivers it to Celery.
+    #: Continues after the wait for its provider. ``None``: the inbox delivers it to Celery.
     go_on: Callable[[], object] | None = None
-    #: Why its request gives it up instead of running it.
+    #: The reason to give it up instead of running it. ``None``: it may run.
     refused: GiveUpReason | None = None
-    #: Returns whether the task may be running. The worker asks when the connection is lost.
+    #: Returns whether the task may be running.
     handed_to_pool: Callable[[], bool] = _no
     #: Called once when another worker may have the message. Must not block.
     on_lost: Callable[[], None] | None = None
@@ -163,23 +163,25 @@ class Lease:
     # Its settlement
 
     state: State = State.HELD
+    #: When its visibility timeout ends, and when to renew it.
     visible_at: float = 0.0
     renew_at: float = 0.0
-    #: HIDE, BRING_FORWARD, GIVE_BACK: when the message should be seen again.
+    #: HIDE, BRING_FORWARD, GIVE_BACK: when SQS should show the message again.
     due_at: float = field(init=False)
-    #: HIDE: what allows this worker to bring it forward later.
+    #: HIDE: the permission to bring it forward later, or ``None``.
     recall: Recall | None = None
-    #: DEAD_LETTER: why.
+    #: DEAD_LETTER: the record to send with it. ``None``: without a record.
     record: DeadLetterRecord | None = None
-    #: Its visibility timeout has run out unrenewed. A standard queue still takes the receipt
-    #: handle then, and applies it to the hold of another worker.
+    #: Its visibility timeout ended without a renewal. A standard queue still accepts the receipt
+    #: handle then, which may change the visibility timeout of another worker.
     may_be_lost: bool = False
-    #: A change of visibility, DELETE: SQS may have been asked, but its response was lost.
+    #: HIDING: a change of visibility may have taken effect although its response was lost.
     in_doubt: bool = False
-    #: The run has ended after the message was lost, so a new receive is a new lease.
+    #: The run has ended after the message was lost, so a new receive gets a new lease.
     is_over: bool = False
+    #: Failed tries of its present call.
     failures: int = 0
-    #: SQS refused a whole batch for one of its entries, so this one goes alone.
+    #: It gets a call of its own, because SQS refused a whole batch for one of its entries.
     goes_alone: bool = False
 
     def __post_init__(self) -> None:
@@ -195,10 +197,10 @@ class Lease:
         return self.state is not State.HELD
 
     def may_start(self) -> bool:
-        """Return whether the message is surely this worker's, as its task starts now.
+        """Return whether the worker still holds the message, just before its task starts.
 
-        A process that was stopped for longer than the visibility timeout (``docker pause``, a
-        machine that was suspended) goes on before the keeper has noticed.
+        A process that was paused for longer than the visibility timeout (``docker pause``, a
+        suspended machine) may continue before the keeper has noticed the loss.
         """
         if self.state is State.HELD and self.keeper.clock() >= self.visible_at:
             self.lose()
@@ -211,7 +213,7 @@ class Lease:
         return self.keeper.settle(self, State.DELETE, is_finished=True)
 
     def drop(self) -> bool:
-        """Delete the message of a task that is given up. If it was lost, it runs again."""
+        """Delete the message of a task that is given up. A lost message runs on another worker."""
         return self.keeper.settle(self, State.DELETE)
 
     def defer(self, seconds: float) -> bool:
@@ -223,11 +225,11 @@ class Lease:
         return self.keeper.settle(self, State.GIVE_BACK, due_at=self.keeper.clock())
 
     def give_back(self, *, until: float | None = None, was_due: bool = False) -> bool:
-        """Give back a message without starting its task. This receive was no attempt.
+        """Give back a message without starting its task. This receive does not count as an attempt.
 
         Arguments:
             until: hide it until then. ``None``: show it immediately.
-            was_due: it could have run but for its provider, so ``retry_for`` has begun.
+            was_due: only its provider kept it from running, so ``retry_for`` counts the wait.
         """
         if self.state is State.HELD:  # else its settlement has counted it
             due_since = self.delivery.first_due_at if was_due else None
@@ -241,7 +243,7 @@ class Lease:
 
         Arguments:
             error: of the last run.
-            facts: the fields of the record that neither the error nor the lease tells.
+            facts: the other fields of the record.
         """
         record = DeadLetterRecord(
             **asdict(error),
@@ -255,8 +257,8 @@ class Lease:
     def dead_letter(self, record: DeadLetterRecord) -> bool:
         """Send the message, with the record on it, to the queue's dead-letter queue.
 
-        Hides it first if that queue is not known yet. When it comes back, this worker does not run
-        it again.
+        If the queue's attributes are not read yet, hide the message first. When it comes back, this
+        worker sends it without running it again.
         """
         if self.queue.is_read:
             return self.keeper.settle(self, State.DEAD_LETTER, record=record)
@@ -264,7 +266,7 @@ class Lease:
         return self.defer(_POSTPONED_SECONDS)
 
     def lose(self) -> None:
-        """Make no further call, because another worker may have the message. Tell the task."""
+        """Make no further call, because another worker may have the message. Notify the task."""
         self.keeper.lose(self)
 
     # Transitions, under the keeper's lock
@@ -282,13 +284,13 @@ class Lease:
             self.move(State.HELD)
         self.queue, self.handle, self.received_at = newer.queue, newer.handle, newer.received_at
         self.visible_at, self.renew_at = newer.visible_at, newer.renew_at
-        # The run knows the receive that led to it, by its count.
+        # The run stays that of the first receive, so only the difference of the counts is noted.
         since = newer.delivery.receive_count - self.delivery.receive_count
         self.delivery = replace(self.delivery, receives_since=since)
         self.may_be_lost = self.in_doubt = False
 
     def shed(self) -> None:
-        """Drop the content while SQS hides the message, because a worker may have thousands."""
+        """Drop the content, because no further call needs it and a worker may hide thousands."""
         self.body, self.message, self.payload = "", {}, None
         self.handed_to_pool, self.on_lost, self.go_on = _no, None, None
 
@@ -302,7 +304,7 @@ class Lease:
     def may_be_visible(self, now: float) -> bool:
         """Return whether a change could end or extend the hold of another worker.
 
-        Also if an earlier call without a response may have taken effect and expired.
+        An earlier change may have taken effect and expired, although its response was lost.
         """
         return self.may_be_lost or now >= self.visible_at or (self.in_doubt and now >= self.due_at)
 
@@ -318,7 +320,7 @@ class Lease:
 
         Arguments:
             now: the time.
-            spread_seconds: the least to ask for, as the queue has many messages to renew.
+            spread_seconds: the least to ask for, by the number of messages to renew.
         """
         least = self.queue.visibility_timeout_seconds
         seconds = max(least, _MIN_RENEWAL_SECONDS, spread_seconds)

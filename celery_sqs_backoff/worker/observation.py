@@ -1,4 +1,4 @@
-"""The observers of one worker, each a listener of its events, as the app's settings ask."""
+"""Starts the observers that the app's settings name. Each listens to the worker's events."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: The heartbeat's name of Celery's loop.
+#: The name of Celery's loop in the heartbeat.
 EVENT_LOOP = "Celery's event loop"
 
-#: Between two tries to have the port.
+#: Pause between two tries to open the port for metrics.
 _AGAIN_SECONDS = 10.0
 
 _DEFAULT_HOST = "127.0.0.1"
 
-#: Between two writes to the store. The first one has not much to say yet.
+#: Pause between two writes to the store, and after the first one, which knows little yet.
 _INTERVAL_SECONDS: Final = 10.0
 _FIRST_PAUSE_SECONDS: Final = 3.0
 
@@ -51,13 +51,13 @@ class Observation:
     metrics and health are served; ``status=False``: the worker writes no record to the store for
     ``sqs-status``.
 
-    Nothing that fails here stops the worker: a port that is taken, or a library that is missing or
-    half set up, is logged, and the other ones start.
+    An observer that fails does not stop the worker. If its port is taken, or its library is missing
+    or half set up, the error is logged, and the other observers start.
 
     Args:
         app: the Celery app.
         worker: this worker's name.
-        receiver: the worker's.
+        receiver: this worker's.
     """
 
     def __init__(self, app: Any, worker: str, receiver: Receiver) -> None:
@@ -81,7 +81,7 @@ class Observation:
                 logger.error("sqs_backoff.observer_failed: %s: %s: %s", name, type_name(exc), exc)
 
     def stop(self) -> None:
-        """Stop them."""
+        """Stop the observers."""
         self._over.set()
         while self._stops:
             self._stops.pop()()
@@ -106,7 +106,7 @@ class Observation:
     def _write_until_over(self) -> None:
         """Write the worker's state to the store until the end, and then delete it there.
 
-        A store that is away is logged once, and tried again.
+        A failure of the store is logged once. The worker tries again.
         """
         board: Board | None = None
         is_failing, is_over, pause = False, False, _FIRST_PAUSE_SECONDS
@@ -117,7 +117,7 @@ class Observation:
                 is_failing = False
             except Exception as exc:  # noqa: BLE001  # the store's client may raise anything
                 if not is_failing:
-                    # Not its text: a client's error may quote the URL, with its password.
+                    # Its text is not logged, because it may quote the URL with its password.
                     logger.warning(
                         "sqs_backoff.no_status: the store does not take this worker's status (%s);"
                         " trying again",
@@ -148,9 +148,9 @@ class Observation:
     # The page of metrics, and health
 
     def _serve(self) -> None:
-        """Serve the page, and if the port is taken try again in a thread.
+        """Serve metrics and health. If the port is taken, try again in a thread.
 
-        The port of a worker that is replaced is free when its processes have ended.
+        The worker that this one replaces has the port until its processes have ended.
         """
         if self._settings.get("prometheus_port") is None:
             return
@@ -200,7 +200,7 @@ class Observation:
 def running(queue: str) -> int:
     """Return how many tasks of a queue a process, thread or greenlet of the pool has begun.
 
-    Celery's own account has tasks without our base class, too, and tasks of lost messages.
+    Tasks without our base class and tasks of lost messages count, too.
 
     Args:
         queue: its name on SQS.
@@ -212,5 +212,5 @@ def running(queue: str) -> int:
 def active_requests() -> list[Any]:
     """Return Celery's requests that a process, thread or greenlet of the pool has begun."""
     while True:
-        with suppress(RuntimeError):  # Celery's loop has changed the set meanwhile: copy it again
+        with suppress(RuntimeError):  # Celery's loop changed the set during the copy: copy it again
             return list(state.active_requests)

@@ -1,4 +1,4 @@
-"""Messages that wait for their turns at their providers, and the threads that see to them.
+"""Keeps messages in line for their providers, and starts each when its turn comes.
 
 A provider has one line in a worker. A message starts when it has a slot, if a rate is agreed, and a
 token, if the provider recovers. The slower of the two decides. Celery's event loop puts a message
@@ -28,30 +28,30 @@ from .lease import Lease
 
 logger = get_logger(__name__)
 
-#: A store without an answer for this time counts as away. The slots of all workers are used then.
+#: A store that has not answered for this time counts as away. By then all its slots are used.
 _PATIENCE_SECONDS: Final = AHEAD_SECONDS
 
-#: Until a store that is away is asked again.
+#: Pause before the worker asks a store again that is away.
 _AWAY_SECONDS: Final = 2.0
 
-#: Between two questions for slots while other workers have taken the near ones.
+#: Pause between two requests for slots while other workers have taken the next ones.
 _ASK_SECONDS: Final = 0.1
 
-#: Between two looks whether tasks have begun and slots are free, while messages wait.
+#: Pause between two checks of a line with a rate, while messages wait in it.
 _LOOK_SECONDS: Final = 0.05
 
-#: The rate of a recovery changes with each call: how long not to look at it.
+#: Longest pause between two checks of a recovery, because its rate changes with each call.
 _LONGEST_TURN_SECONDS: Final = 0.25
 
-#: Messages may have the slots of one second before their tasks begin. Without any, a small pool
-#: would lose a third of its slots. With all, the tasks would begin together after a call that hung.
+#: Messages whose tasks have not begun may have the slots of this time. With no such slots, a small
+#: pool would lose a third of its rate. With no limit, they would begin together after a slow call.
 _OUTSTANDING_SECONDS: Final = 1.0
 
-#: A look for hidden messages that has failed is repeated.
+#: Pause before the next search for hidden messages if one has failed.
 _AFTER_FAULT_SECONDS: Final = 1.0
 
-#: Workers to share a rate with, if the store has not said lately how many there are. It counts only
-#: workers that take slots, so a worker that took no slot lately may have been told of itself alone.
+#: The number of workers to assume if the store's last count is old. The store counts only workers
+#: that take slots, so its last answer to a worker that was idle may be too low.
 _WORKERS_UNKNOWN: Final = 10
 
 
@@ -72,7 +72,7 @@ class Pace:
         fleet: where slots are shared, or ``None`` if each worker has the rate for itself.
         gate: says how many messages may start. The rest waits.
         hide: hides a message until a time. Must not block.
-        rng: draws when a worker that is apart from the fleet begins.
+        rng: draws when this worker begins to use its own slots.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class Pace:
         self._rate = (rate or 0.0) * HEADROOM
         self.fleet = fleet
         self._gate, self._hide, self._rng = gate, hide, rng
-        #: How to start each message, and the longest that it may wait here, and be hidden.
+        #: For each message: its start, and the most seconds to wait here and to be hidden.
         self._line: dict[Lease, tuple[Callable[[], object], float, float]] = {}
-        #: Messages without a time of return, with the longest that each may be hidden, and calls
-        #: that hide the others.
+        #: Messages to hide that have no time of return yet, each with the most seconds to be
+        #: hidden. Then the calls that hide the other messages.
         self._to_hide: dict[Lease, float] = {}
         self._hiding: list[Callable[[], object]] = []
         self._slots: list[float] = []
@@ -101,7 +101,7 @@ class Pace:
         self._workers, self._told_at = _WORKERS_UNKNOWN, -math.inf
         self._times = Times()
         self._store_ahead: float | None = None
-        #: The slots are this worker's own until then; infinity: until the store answers.
+        #: The slots are this worker's own until this time. Infinity: until the store answers.
         self._apart_until = -math.inf
         self._ask_at = -math.inf
 
@@ -111,11 +111,11 @@ class Pace:
     def join(
         self, lease: Lease, start: Callable[[], object], longest: float, hold: float = math.inf
     ) -> None:
-        """Add a message that may start but for its turn.
+        """Add a message that waits only for its turn.
 
         Arguments:
             start: called in the pacer's thread when its turn has come. Must not block.
-            longest: seconds that it may wait here. If that is too short it is hidden.
+            longest: most seconds that it may wait here. If its turn is later, it is hidden.
             hold: the most seconds that it may be hidden.
         """
         self._line[lease] = start, longest, hold
@@ -132,12 +132,12 @@ class Pace:
 
     @property
     def is_full(self) -> bool:
-        """Whether tasks have slots, and do not begin."""
+        """Whether so few tasks with slots have begun that no further slots are taken."""
         return self.has_rate and self._room <= 0
 
     @property
     def _share(self) -> float:
-        """Slots a second of this worker, if all workers take as many."""
+        """Slots a second of this worker, if all workers take equal shares."""
         return self._rate if self.fleet is None else self._rate / self._workers
 
     @property
@@ -192,8 +192,8 @@ class Pace:
     def give_shared(self, hide: list[Lease], taken: Taken, asked_at: float, now: float) -> None:
         """Give slots of the fleet.
 
-        Slots that arrive late begin one by one. All together, with the slots of other workers, they
-        would be more calls than agreed.
+        Messages use late slots one by one. Used together, with the slots of other workers, they
+        would exceed the agreed rate.
         """
         ahead = self._find_store_ahead(taken.now, asked_at, now)
         for slot in taken.assigned.slots:
@@ -212,7 +212,7 @@ class Pace:
             self._ask_at = now + _ASK_SECONDS
             return
         self._apart_until = apart_until
-        self._workers = max(self._workers, taken.workers)  # not all have asked since it is back
+        self._workers = max(self._workers, taken.workers)  # some have not asked since its return
 
     @property
     def return_within(self) -> float:
@@ -222,8 +222,8 @@ class Pace:
     def _give_returns(self, hide: list[Lease], returns: list[float], now: float) -> None:
         """Hide messages until their times of return.
 
-        Where the fleet has more messages than it can hide, some have none. They come back at any
-        time, and find a place behind the messages that have run by then.
+        If the fleet has more messages than times of return, some messages get no time. They come
+        back at a random time and join the line again.
         """
         for lease, at in zip_longest(hide, returns):
             if (hold := self._to_hide.pop(lease, None)) is not None:
@@ -234,8 +234,8 @@ class Pace:
     def _find_store_ahead(self, there: float, asked_at: float, now: float) -> float:
         """Return by how much the store's clock is ahead of this worker's.
 
-        The store's time lies between question and answer, which are far apart while a machine is
-        busy. So the difference that an earlier answer has shown holds as long as it can be true.
+        The store reads its clock between the request and the response, which may be far apart on a
+        busy machine. So an earlier estimate is kept as long as the new response allows it.
         """
         least, most = there - now, there - asked_at
         ahead = (least + most) / 2 if self._store_ahead is None else self._store_ahead
@@ -260,7 +260,7 @@ class Pace:
         )
 
     def _begin_own(self, since: float) -> None:
-        """Begin once the last slots of the fleet are used, and not with all other workers."""
+        """Use own slots after the last slots of the fleet, from a random time on."""
         first = since + AHEAD_SECONDS + self._rng.uniform(0, 1 / self._share)
         self._times = Times(first, self._times.back_at)
 
@@ -285,7 +285,7 @@ class Pace:
         return actions
 
     def next_at(self, now: float) -> float:
-        """Return when to look again."""
+        """Return when to check the line again."""
         turn = self._gate.rate.seconds_to_turn(now)
         if not self.has_rate:
             return now + min(_LONGEST_TURN_SECONDS, turn)
@@ -298,7 +298,7 @@ class Pacer:
     Arguments:
         clock: seconds, monotonic.
         lock: of the gates.
-        look: brings hidden messages forward, and returns the seconds until its next look, or
+        look: brings hidden messages forward, and returns the seconds until its next call, or
             ``None`` to wait for :meth:`look_soon`.
     """
 
@@ -331,7 +331,7 @@ class Pacer:
             self._changed.notify()
 
     def look_soon(self) -> None:
-        """Let the thread look for messages to bring forward. Does not block."""
+        """Let the thread search for messages to bring forward. Does not block."""
         with self._lock:
             self._look_at = -math.inf
             self._start_threads()
@@ -345,9 +345,9 @@ class Pacer:
             self._wanted.notify_all()
 
     def fault(self) -> str | None:
-        """Return which thread has died, or ``None``. Without the first, no message in line starts.
+        """Return a text about a thread that has died, or ``None``. Messages in line need both.
 
-        For the heartbeat, so it does not wait for the lock.
+        The heartbeat calls this, so it does not wait for the lock.
         """
         dead = [thread.name for thread in tuple(self._threads) if not thread.is_alive()]
         return f"the thread {dead[0]} has died" if dead and not self._is_stopping else None
@@ -380,11 +380,11 @@ class Pacer:
                 try:
                     action()
                 except Exception as exc:  # noqa: BLE001
-                    # A bug. Messages come back by themselves; the thread has others to see to.
+                    # A bug. The message comes back by itself, and others need the thread.
                     logger.error("sqs_backoff.pacing_failed: %s", error_site(exc, calls=BUG_CALLS))
 
     def step(self, now: float) -> list[Callable[[], object]]:
-        """Give slots that need no store, and return the calls to make now."""
+        """Give slots that need no store, queue requests to stores, and return calls to make now."""
         actions: list[Callable[[], object]] = []
         with self._lock:
             for pace in list(self._busy):
@@ -405,7 +405,7 @@ class Pacer:
     def _look_now(self) -> None:
         seconds = self._look()
         with self._lock:
-            if self._look_at > -math.inf:  # else a look is planned already
+            if self._look_at > -math.inf:  # else a search is due already
                 self._look_at = math.inf if seconds is None else self._clock() + seconds
 
     # The other: slots are taken
@@ -431,12 +431,12 @@ class Pacer:
         taken, why = None, "a late answer"
         try:
             taken = pace.fleet.take(slots, len(hide), within=within, is_back=is_back)
-        except Exception as exc:  # noqa: BLE001  # of any library: the message must not wait for it
+        except Exception as exc:  # noqa: BLE001  # a client of any library: messages must not wait for it
             why = type(exc).__name__
         with self._lock:
             now, since = self._clock(), self._asked.pop(pace)
             is_late = now - asked_at > _PATIENCE_SECONDS or pace.is_away is not is_back
-            if taken is None or is_late:  # a late one: the next message would wait in vain, too
+            if taken is None or is_late:  # late: the next may be late, too
                 pace.note_away(why, since, now)
             else:
                 pace.give_shared(hide, taken, asked_at, now)

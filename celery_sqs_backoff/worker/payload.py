@@ -1,7 +1,7 @@
-"""From the body of an SQS message to what kombu makes a message of; anything else is refused.
+"""Reads the body of an SQS message as a payload for kombu, and refuses any other body.
 
-kombu and Celery take the types in an envelope for granted, and a list where a dict is due would end
-one worker after the other. The adapters of an app make tasks of bodies that Celery has not sent.
+kombu and Celery do not check the types in an envelope. A list in place of a dict would end each
+worker that receives it. The adapters of an app make tasks of bodies that Celery has not sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..text import read_body
 #: The payload of a message that needs no task.
 IGNORED: Final[dict[str, Any]] = {}
 
-#: The headers that the worker's own code takes for granted, and their types. ``None`` is right too.
+#: The types of headers that the worker's own code relies on. ``None`` is legal for each.
 #: https://docs.celeryq.dev/en/stable/internals/protocol.html
 _HEADERS: Final[dict[str, type | tuple[type, ...]]] = {
     "task": str,
@@ -36,6 +36,7 @@ _HEADERS: Final[dict[str, type | tuple[type, ...]]] = {
 }
 
 
+#: Longest time limit to accept, because a timer cannot take any number of seconds.
 _MOST_SECONDS: Final = 1e9
 
 
@@ -47,8 +48,8 @@ class Payloads:
     """Reads the messages of one worker.
 
     Arguments:
-        consumer: Celery's. The setting ``foreign`` of its app has the adapters, each a callable or
-            where to import it from, by the queue's name in Celery.
+        consumer: Celery's consumer. The setting ``foreign`` of its app has the adapters by the
+            queue's name in Celery. Each is a callable or its import string.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -60,10 +61,10 @@ class Payloads:
         }
 
     def read(self, queue: str, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the payload that kombu has sent, or that the queue's adapter makes of the message.
+        """Return the payload that kombu has sent, or the payload from the queue's adapter.
 
         Raises:
-            NotUnderstood: it is neither.
+            NotUnderstood: the message has no payload of kombu, and no adapter makes one.
         """
         try:
             return celery_payload(message["Body"])
@@ -76,7 +77,7 @@ class Payloads:
         }
         try:
             call = self._adapters[queue](message["Body"], attributes)
-        except BaseException as exc:  # noqa: BLE001  # sys.exit() would end the poller's thread
+        except BaseException as exc:  # noqa: BLE001  # even sys.exit() must not end the poller
             raise NotUnderstood(f"the adapter raised {type(exc).__name__}") from None
         if call is None:
             raise NotUnderstood("the adapter does not understand it")
@@ -89,7 +90,7 @@ class Payloads:
             return self._payload(task, list(args), dict(kwargs), message["MessageId"], queue)
         except NotUnderstood:
             raise
-        except Exception as exc:  # noqa: BLE001  # its result may do anything, or be too deep
+        except Exception as exc:  # noqa: BLE001  # the result may raise anything, or be nested too deep
             raise NotUnderstood(
                 f"the adapter returned no (task, args, kwargs) in JSON ({type(exc).__name__})"
             ) from None
@@ -99,18 +100,18 @@ class Payloads:
     ) -> dict[str, Any]:
         """Return the payload of a task, as Celery would have sent it.
 
-        Its ID is that of the message, so it is the same at each receive.
+        The task ID is the message ID, so it is the same at each receive.
         """
         sent = self._consumer.app.amqp.as_task_v2(
             task_id,
             task,
             args,
             kwargs,
-            # Celery logs these, and a stranger has sent the arguments.
+            # Celery logs these texts, and the arguments are another sender's data.
             argsrepr="(...)",
             kwargsrepr="{...}",
             origin=self._consumer.hostname,
-            ignore_result=None,  # as the task says: Celery 5.7 takes False for a call's wish
+            ignore_result=None,  # the task decides; in Celery 5.7 False would overrule it
         )
         return {
             "body": base64.b64encode(json.dumps(sent.body).encode()).decode(),
@@ -130,7 +131,7 @@ def celery_payload(body: str) -> dict[str, Any]:
     """Read a message that kombu has sent.
 
     Raises:
-        NotUnderstood: it has not kombu's fields, or they do not describe a task.
+        NotUnderstood: kombu's fields are missing, or do not describe a task.
     """
     found = read_body(body, kombu_loads)
     if found is None or "properties" not in found or "body" not in found:
@@ -141,7 +142,7 @@ def celery_payload(body: str) -> dict[str, Any]:
 
 
 def check_headers(headers: Mapping[str, Any]) -> None:
-    """Check the types that the worker's own code takes for granted in headers.
+    """Check the types of the headers that the worker's own code relies on.
 
     Raises:
         NotUnderstood: one of them is of the wrong type.
@@ -150,21 +151,21 @@ def check_headers(headers: Mapping[str, Any]) -> None:
         value = headers.get(name)
         if value is not None and not isinstance(value, types):
             raise NotUnderstood(f"its header {name} is of type {type(value).__name__}")
-    # The pool makes timers of them in Celery's loop, which would end with the worker.
+    # The pool makes timers of them in Celery's loop. A bad value there would end the worker.
     if not all(limit is None or _is_time(limit) for limit in headers.get("timelimit") or ()):
         raise NotUnderstood("its header timelimit is no pair of seconds")
 
 
 def _is_time(value: Any) -> bool:
-    """Return whether a value is seconds, and no more than a timer takes."""
+    """Return whether a value is a number of seconds that a timer accepts."""
     return isinstance(value, int | float) and 0 <= value < _MOST_SECONDS
 
 
 def check_call(payload: Any) -> None:
     """Refuse arguments that would make Celery fail in the pool, before the task's own code.
 
-    There gevent, eventlet and threads make no report, so the message would be held, and its place
-    taken, as long as the worker lives; and a failure that Celery takes for a success is deleted.
+    The pools gevent, eventlet and threads do not report such a failure, so the worker would hold
+    the message for good. If Celery takes the failure for a success, the message would be deleted.
 
     Arguments:
         payload: the decoded body.
@@ -186,7 +187,7 @@ def check_call(payload: Any) -> None:
 
 
 def _dict(of: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a part of an envelope, which has it empty if it was left out."""
+    """Return a part of an envelope, and put an empty dict there if it is missing."""
     part = of[name] = of.get(name) or {}
     if not isinstance(part, dict):
         raise NotUnderstood(f"its {name} are of type {type(part).__name__}")

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Between receives that fail: SQS is unreachable, or the credentials have expired.
+#: Backoff after a failed receive, for example while SQS is unreachable.
 _AFTER_FAILURE = EqualJitter(base=1, cap=10)
 
-#: Calls for one queue at the same time, while it has a backlog and there is room for all responses.
+#: Most calls for one queue at a time, while it has a backlog and there is room for the messages.
 _MAX_CALLS = 3
 
 #: An empty response that arrives sooner did not wait: the server does not support long polls, or
@@ -35,29 +35,29 @@ _MAX_CALLS = 3
 _TOO_SOON_SECONDS = 0.2
 _AFTER_TOO_SOON_SECONDS = 1.0
 
-#: Longest wait for room between two reads of its attributes: one task may fill a worker for hours.
+#: Longest wait for room before the queue's attributes are read again. A task may run for hours.
 _WAIT_FOR_ROOM_SECONDS = 30.0
 
-#: Most time of one turn, not counting the long poll: credentials, connect, client timeout.
+#: Most seconds of one turn without the long poll: for credentials, connection and timeouts.
 _LONGEST_TURN_SECONDS = 40.0
 
-#: SQS responds when a long poll ends. A response that arrives more than this later was delayed,
-#: for example because the machine was suspended, and its messages become visible that much sooner.
+#: SQS responds when a long poll ends. If the response arrives more than this later, for example
+#: because the machine was suspended, its messages become visible that much sooner.
 _ON_THE_WAY_SECONDS = 1.0
 
 
 class Poller:
-    """Receives from one queue: one long poll after the other, and more calls while it is behind.
+    """Receives from one queue by long polls, with more calls at a time while it has a backlog.
 
     No exception ends it. Its threads are daemons: at the end of the process they just stop.
 
     Arguments:
-        receiver: gets the messages of each response, in the poller's thread. It is asked for the
-            queue's attributes before each long poll, and now and then while there is no room.
+        receiver: takes the messages of each response, and reads the queue's attributes before each
+            long poll, both in the poller's threads.
         name: of the queue, in Celery.
         url: of the queue. Others may have the same name, in another account or Region.
-        wait_seconds: of the long poll; 0 = the user wants no long poll.
-        pause_seconds: between two receives that bring no message, where they do not wait.
+        wait_seconds: of the long poll, 0 to 20. Default 20; 0 = the user wants no long poll.
+        pause_seconds: after a receive without a message, if ``wait_seconds`` is 0. Default 1.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Poller:
         pause_seconds: float = _AFTER_TOO_SOON_SECONDS,
     ) -> None:
         self.url, self._celery_name = url, name
-        self.queue_name = queue_name(url)  # as all events call it, whatever Celery calls it
+        self.queue_name = queue_name(url)  # the name on SQS, as in all events
         self._receiver, self._window = receiver, receiver.window
         self._keeper = keeper = receiver.keeper
         self._events, self._pulse, self._clock = keeper.events, keeper.pulse, keeper.clock
@@ -127,7 +127,7 @@ class Poller:
 
     @contextmanager
     def _survives(self) -> Iterator[None]:
-        """Log an exception, and pause. It may be a bug of ours or a client's."""
+        """Log an exception, a bug of ours or of a client, and pause before the next try."""
         try:
             yield
         except BaseException as exc:  # noqa: BLE001  # the queue must still be polled
@@ -148,7 +148,7 @@ class Poller:
             self._receive(asked_for, wait_seconds=self._wait_seconds, is_main=True)
 
     def _is_over(self, until: float) -> bool:
-        """Return whether to wait no longer. Called every second while there is no room."""
+        """Return whether to stop waiting for room. The window calls this about every second."""
         self._pulse.note_turn(self._name)
         return self._stopped.is_set() or self._clock() >= until
 
@@ -166,7 +166,7 @@ class Poller:
                 visibility_timeout_seconds=hidden_seconds,
             )
             brought, seconds = len(received.messages), self._clock() - asked_at
-            self._tell(received)  # before they are settled
+            self._tell(received)  # observers hear of the receive before any settlement
             if received.messages:
                 self._receiver.take(
                     self._celery_name,
@@ -185,7 +185,7 @@ class Poller:
             self._pause(seconds)
 
     def _tell(self, received: Received) -> None:
-        """Tell observers how a receive ended, and count those in a row that fail."""
+        """Emit the event of a receive, and count the failures in a row."""
         failures, queue = self._failures, self.queue_name
         if received.failure is not None:
             self._failures = failures + 1
@@ -199,7 +199,7 @@ class Poller:
         self._events.emit(Polled(queue=queue, message_ids=ids))
 
     def _pause(self, seconds: float) -> None:
-        """Wait after a receive that brought no message, unless it has waited itself."""
+        """Pause after a receive without a message, unless SQS has waited for one."""
         if not self._wait_seconds:
             self._stopped.wait(self._pause_seconds)
         elif seconds < _TOO_SOON_SECONDS:
@@ -214,4 +214,4 @@ class Poller:
             self._helpers += 1
         if call_in_time(self._help, seconds=0) is None:
             with self._lock:
-                self._helpers -= 1  # the machine has no thread left: the main one goes on alone
+                self._helpers -= 1  # no thread is left, so the main one goes on alone

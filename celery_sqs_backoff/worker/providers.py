@@ -45,13 +45,13 @@ from .pacing import Pace, Pacer
 
 logger = get_logger(__name__)
 
-#: The longest that a stopping worker makes calls, in seconds.
+#: How long a stopping worker brings its hidden messages forward.
 HAND_OVER_SECONDS: Final = 5.0
 
-#: Between two log lines on a recovery that goes on.
+#: Pause between two events, and so log lines, about the same recovery.
 _TOLD_SECONDS: Final = 60.0
 
-#: Names of a gate's states for those who watch it.
+#: Names of a gate's states in ``sqs-status`` and metrics.
 _STATES: Final = {
     GateState.CLOSED: "ok",
     GateState.OPEN: "paused",
@@ -90,13 +90,13 @@ class Gate:
         """Return whether a message that has come due does not start now.
 
         It is hidden while the provider is down. It waits here for a slot at the agreed rate, and
-        for its turn while the provider recovers. Also true if it was lost meanwhile.
+        for its turn while the provider recovers. Also true if the worker has lost it.
 
         A message at the last receive that the queue allows is not hidden, because SQS would move it
-        at the next one. Nor is a message without time left, see ``retry.budget``.
+        at the next one. A message without time left is not hidden either: ``retry.budget``.
 
         Arguments:
-            start: called at its turn. ``None``: its turn has come, and its task begins.
+            start: called when its turn comes. ``None``: its task begins now.
         """
         now = self._owner.clock()
         with self._owner.lock:
@@ -117,14 +117,14 @@ class Gate:
             longest = RETURNED_SECONDS if lease.delivery.receive_count > 1 else NEW_SECONDS
         if not look.waits:
             with self._owner.lock:
-                self.core.ended(lease.message_id, None, now)  # it waits for its slot first
-        # In a worker whose tasks do not begin it waits for a process rather than for a slot.
+                self.core.ended(lease.message_id, None, now)  # it must wait for its slot first
+        # If tasks with slots do not begin, the message waits for a process, not for a slot.
         lease.keeps_place = self.pace.is_full
         self._owner.pacer.join(self.pace, lease, start, longest, hold)
         return True
 
     def _look_at(self, lease: Lease, options: Options, now: float) -> Look:
-        """Let the gate decide about a message, and hide it if it says so."""
+        """Let the gate decide about a message. Hide the message if the gate hides it."""
         message = self._message(lease, options)
         with self._owner.lock:
             # With an agreed rate it takes its token when it has its slot.
@@ -144,8 +144,8 @@ class Gate:
     def hide_until(self, lease: Lease, until: float) -> None:
         """Hide a message whose slot is far.
 
-        SQS hides for whole seconds. A message that is back early waits for its slot. A late one
-        would miss it, and the slot is lost if all other messages are hidden too.
+        SQS hides for whole seconds, so round down. A message that is early waits for its slot. A
+        late one would miss the slot, which is lost if all other messages are hidden.
         """
         assert lease.options is not None
         now = self._owner.clock()
@@ -153,14 +153,14 @@ class Gate:
         lease.give_back(until=now + lease.delivery.visibility_delay(seconds, now=time.time()))
 
     def lets_begin(self, lease: Lease, options: Options) -> bool:
-        """Ask again about a message that was let pass, now that there is a process for it.
+        """Return whether a message may begin, now that a process is free for it.
 
-        Without this each message that waits for one would run while the provider is down.
+        Without this check, messages that waited for a process would run while the provider is down.
         """
         return not self.keeps_back(lease, options)
 
     def _message(self, lease: Lease, options: Options) -> Message:
-        """Describe a message. Not under the lock, because it asks the user's policy."""
+        """Describe a message. Call it without the lock, because it calls the user's policy."""
         return Message.of(
             lease.delivery,
             self.provider,
@@ -178,7 +178,7 @@ class Gate:
             return self.core.state is GateState.OPEN and not self.core.needs_probe(now)
 
     def _replace_if_not_run(self, probe: Lease) -> None:
-        """Look for another probe if this one is settled, or lost, before its task has begun."""
+        """Search for another probe if this one is settled or lost before its task begins."""
         free = probe.free
 
         def freed() -> None:
@@ -189,7 +189,7 @@ class Gate:
         probe.free = freed
 
     def not_begun(self, lease: Lease) -> None:
-        """Note that a message does not run. If it was the probe, look for another one."""
+        """Note that a message does not run. If it was the probe, search for another one."""
         with self._owner.lock:
             if self.core.probe == lease.message_id:
                 self.core.ended(lease.message_id, None, self._owner.clock())
@@ -198,8 +198,8 @@ class Gate:
     def ended(self, lease: Lease, ended: RunEnd) -> None:
         """Note how a run ended.
 
-        Each failure that a rule attributes to the provider counts, in doubt or not, because a
-        gateway that answers 502 needs a pause too. An error that no rule knows does not count.
+        Each failure that a rule attributes to the provider counts, even if the work may have been
+        done, because a gateway that answers 502 needs a pause too. Unknown errors do not count.
         """
         reply = Reply.ANSWERED if ended.end is End.RETURNED else ended.reply
         retry_after = ended.decision.retry_after if isinstance(ended.decision, Hide) else None
@@ -211,7 +211,7 @@ class Gate:
         self._owner.tell_now()
 
     def delayed(self, seconds: float, lease: Lease, ended: RunEnd, options: Options) -> float:
-        """Return how long to hide a message that has failed, and remember it for a recall."""
+        """Return for how long to hide a message that has failed, and note whether to recall it."""
         if not isinstance(ended.decision, Hide):
             return seconds
         floor = ended.decision.retry_after or 0.0
@@ -234,7 +234,7 @@ class Gate:
         return taken
 
     def _tell(self, was: GateState) -> None:
-        """Tell observers of a new state, and each minute how the recovery goes on."""
+        """Queue an event about a new state, and each minute one about the recovery."""
         state, now, is_new = self.core.state, self._owner.clock(), self.core.state is not was
         about = {"provider": self.provider.name, "tenant": self.tenant}
         if state is GateState.RECOVERING and (is_new or now >= self._told_at + _TOLD_SECONDS):
@@ -251,7 +251,7 @@ class Gate:
 
     @property
     def hidden(self) -> int:
-        """Messages that this worker has hidden, and that are not due yet."""
+        """The number of messages that this worker has hidden and that are not due yet."""
         return len(self.core.hidden)
 
     @property
@@ -261,7 +261,7 @@ class Gate:
 
     @property
     def in_line(self) -> int:
-        """Messages that wait here for a slot at its rate, or for their turn."""
+        """The number of messages that wait here for a slot at the rate, or for their turn."""
         return len(self.pace)
 
 
@@ -270,7 +270,7 @@ class Gates:
 
     Arguments:
         keeper: the gates share its clock and its events.
-        room: most messages that the worker has processes for now.
+        room: returns for how many more messages the worker has processes.
         app: names the store where workers share the rate; ``None``: each has it for itself.
         worker: its name in that store.
         rng: draws intervals and delays.
@@ -343,12 +343,15 @@ class Gates:
             return None
         try:
             records = records_of(self._app)
-        except ImproperlyConfigured:  # said at start
+        except ImproperlyConfigured:  # logged at the start
             return None
         return FleetSlots(records, name, rate=rate * HEADROOM, worker=self._worker)
 
     def _make_room(self, name: str) -> bool:
-        """Forget the tenant that was not seen for longest, and is not missed."""
+        """Return whether there is room for a tenant, and forget an idle one if that is needed.
+
+        The tenant that was not used for longest goes first. Its gate must be closed and empty.
+        """
         tenants = [key for key in self._gates if key[0] == name and key[1]]
         if len(tenants) < MOST_TENANTS:
             return True
@@ -375,17 +378,17 @@ class Gates:
             ]
 
     def tell(self, event: WorkerEvent) -> None:
-        """Tell observers of an event once the lock is free, because their log may be slow."""
+        """Queue an event until the lock is free, because an observer may be slow."""
         self._told.append(event)
 
     def tell_now(self) -> None:
-        """Tell observers of the waiting events. Call it without the lock."""
-        with suppress(IndexError):  # another thread has told the last one
+        """Emit the queued events. Call it without the lock."""
+        with suppress(IndexError):  # another thread has emitted the last one
             while self._told:
                 self.events.emit(self._told.popleft())
 
     def look_again(self, gate: Gate) -> None:
-        """Look for messages to bring forward, while the provider is not well."""
+        """Search for messages to bring forward, unless the gate is closed."""
         if gate.core.state is not GateState.CLOSED:
             self.pacer.look_soon()
 
@@ -395,7 +398,7 @@ class Gates:
         """Let the table bring due messages forward.
 
         Returns:
-            Seconds until the next look, or ``None`` while all providers are well.
+            Seconds until the next search, or ``None`` while all gates are closed.
         """
         by_queue: dict[str, list[Lease]] = defaultdict(list)
         most = self._room()
@@ -419,8 +422,8 @@ class Gates:
     def hand_over(self) -> None:
         """Let this worker's hidden messages come back soon, to others, because it stops.
 
-        Blocks for a few seconds at most. Messages that no call has reached come back when their
-        holds end.
+        Blocks for ``HAND_OVER_SECONDS`` at most. The messages that are left come back when
+        their holds end.
         """
         with self.lock:
             now = self.clock()
@@ -439,7 +442,7 @@ class Gates:
 
 
 def introduce(app: Any, tasks: Iterable[Any]) -> None:
-    """Say which rates the workers do not share."""
+    """Log a warning for each rate that the workers do not share."""
     if is_store_shared(app):
         return
     named = (getattr(getattr(task, "backoff_options", None), "provider", None) for task in tasks)

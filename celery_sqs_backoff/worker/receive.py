@@ -1,4 +1,4 @@
-"""Receives for a worker: from each consumed queue to messages that Celery's loop may take."""
+"""Receives for a worker, from each consumed queue into the inbox of Celery's loop."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from .window import Window
 
 logger = get_logger(__name__)
 
-#: Of this process: in containers, each worker may be process 1.
+#: Tells this process from others, because in containers each worker may be process 1.
 _MARK: Final = uuid4().hex[:8]
 
-#: Between two reads of a queue's attributes: as long as it could not be read, and afterwards.
+#: Seconds after which a queue's attributes are read again: while they could not be read, and later.
 _UNREAD_SECONDS = 2.0
 _READ_SECONDS = 60.0
 
@@ -43,7 +43,7 @@ class Receiver:
     that may run into the inbox, which Celery's loop empties.
 
     Arguments:
-        consumer: Celery's, which has no channel yet.
+        consumer: Celery's consumer, which has no channel yet.
         keeper: renews and settles the leases.
     """
 
@@ -51,7 +51,7 @@ class Receiver:
         self.consumer = consumer
         self.keeper = keeper
         self.clients = Clients()
-        # Not to be guessed: on a shared /tmp, no other user may tell our tasks of a loss.
+        # A random name: on a shared /tmp, no other user may be able to create these files.
         self.lost_flags = os.path.join(gettempdir(), f"celery-sqs-backoff-{uuid4().hex}")
         self.window = Window(consumer, keeper)
         self.inbox = Inbox(consumer, self.window, keeper.pulse)
@@ -111,13 +111,16 @@ class Receiver:
             self._pollers[name].stop()
 
     def _room(self) -> int:
-        """Return how many messages to bring forward. Other workers run some, so it is a lot."""
+        """Return how many messages to bring forward, twice this worker's room.
+
+        Other workers receive some of them.
+        """
         if not self.admission.is_open:  # the pool may be gone
             return 0
         return 2 * self.window.startable_within(RECOVERY_LOOK_SECONDS)
 
     def read_queue(self, url: str) -> Queue:
-        """Return a queue's attributes. Reads them again if that was long ago."""
+        """Return a queue's attributes, read within the last 60 seconds if SQS answers."""
         known = self._queues.get(url)
         if known is not None:
             queue, read_at = known
@@ -125,7 +128,7 @@ class Receiver:
             if self.keeper.clock() - read_at < fresh_for:
                 return queue
         queue = read_queue(self.clients.settling(url), url, last=known[0] if known else None)
-        # Its end counts: a call that hangs for longer would otherwise hold up each poll.
+        # The time after the read counts. Else a call that hangs would be repeated at each poll.
         self._queues[url] = (queue, self.keeper.clock())
         self.keeper.queue_read(queue)
         return queue
@@ -141,14 +144,14 @@ class Receiver:
         seconds_ago: float,
         hidden_seconds: int,
     ) -> None:
-        """Hold the messages of one receive, and send each on its way.
+        """Hold the messages of one receive, and admit or settle each.
 
         Arguments:
             name: of their queue, in Celery.
             queue: its attributes.
             messages: as ReceiveMessage returned them, in order.
-            seconds_ago: how long ago SQS has handed them out, at least.
-            hidden_seconds: the visibility timeout that was named.
+            seconds_ago: SQS delivered them at least this many seconds ago.
+            hidden_seconds: the visibility timeout that the receive asked for.
         """
         # One time for all messages: reading the first of them may take a while.
         seen_at, received_at = time.time() - seconds_ago, self.keeper.clock() - seconds_ago
@@ -161,14 +164,14 @@ class Receiver:
                 if self.admission.admit(lease, starts=False):
                     self.inbox.put(lease)
             except Exception as exc:  # noqa: BLE001  # a bug, or the user's hub
-                # Left to its visibility timeout; the rest of its batch is not.
+                # The message comes back by itself. The rest of its batch must still be held.
                 if lease is not None:
-                    lease.lose()  # else it would be renewed, and take up its place, and never run
+                    lease.lose()  # else it would be renewed for good, and never run
                 logger.error(
                     "sqs_backoff.take_failed: a message on %s: %s",
                     *(name, error_site(exc, calls=BUG_CALLS)),
                 )
-        self.keeper.carry_out_late()  # if this long poll has outlived the keeper's threads
+        self.keeper.carry_out_late()  # this long poll may have outlived the keeper's threads
 
     def _make_lease(
         self,
@@ -222,12 +225,12 @@ class Receiver:
 
 
 def name_among_workers(consumer: Any) -> str:
-    """Return this worker's name in a store. SQS does not warn of a node name that is taken."""
+    """Return this worker's name in a store, unique even if two workers have one node name."""
     return f"{consumer.hostname} {os.getpid()} {_MARK}"
 
 
 def _bounded_wait(seconds: object) -> int:
-    """Return the length of a long poll, by default SQS's longest."""
+    """Return the seconds of a long poll, 0 to 20. Without a number it is 20."""
     if not isinstance(seconds, int | float | str):
         return MAX_WAIT_TIME_SECONDS
     return max(0, min(MAX_WAIT_TIME_SECONDS, int(seconds)))

@@ -1,8 +1,8 @@
-"""A task on its way through the pool: Celery's callbacks, turned into how the run ended.
+"""Celery's request for a task of ours, which finds out how the run ended and settles the message.
 
 All callbacks run in the worker's main process, most of them in its event loop. Each settles the
-message first and reports to Celery (results, hooks, signals, events) after that, contained: a
-failure there is logged, and has no effect.
+message first and then reports to Celery (results, hooks, signals, events). A failure in a
+report is logged, and has no effect on the message.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _NO_ERROR = ErrorText()
 
 
 class SettledBeforeRun(Exception):
-    """The message of a request is no longer this worker's: the task must not run."""
+    """The message is settled, lost or hidden, so its task must not run."""
 
 
 class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
-    """Celery's request, settling the lease where Celery would ack or reject.
+    """Celery's request, which settles the lease where Celery would ack or reject.
 
     Raises:
-        SettledBeforeRun: the message's budget was used up before this receive.
+        SettledBeforeRun: admission has refused the message, which is settled now.
     """
 
     acknowledged: bool  # Celery's: whether the message has been settled
@@ -73,7 +73,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self.lease = lease = cast(Lease, message.sqs_lease)
         lease.handed_to_pool = partial(was_handed_to_pool, self)
         lease.on_lost = self._on_lost
-        # The headers of a message never change, so these describe the first time that it was sent.
+        # The headers of a message never change, so they do not count the runs of this message.
         earlier_runs = lease.delivery.earlier_runs
         self.retries: int = (self._request_dict.get("retries") or 0) + earlier_runs
         self._request_dict["retries"] = self.retries
@@ -85,9 +85,9 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 
     @property
     def request_dict(self) -> dict[str, Any]:
-        """The request for the pool, with the delivery, which the tracer takes out again.
+        """The request for the pool, with the delivery. The tracer removes the delivery.
 
-        In the task's own ``self.request`` it would be taken for a custom header, and be copied to
+        If it stayed in ``self.request``, Celery would take it for a custom header and copy it to
         the tasks that this one sends.
         """
         return {**self._request_dict, DELIVERY_KEY: self.lease.delivery}
@@ -101,10 +101,10 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self.on_failure(_exc_info(failure), ended=refused)
 
     def _on_lost(self) -> None:
-        """Tell the task by a file, and the observers. Any thread that settles may call this.
+        """Create the file that makes ``lease_lost`` true, and emit the event. For any thread.
 
-        The task may run in another process, which may have been forked before the message was
-        received, or spawned. Both have the file system. A full or read-only disk is logged.
+        The task may run in a process that was forked before the message was received, or spawned.
+        Such a process can still see a file. If the file cannot be created, that is logged.
         """
         lease = self.lease
         path = Path(lease.delivery.lost_flag or "")
@@ -119,7 +119,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         lease.keeper.events.emit(lost)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """Run just before the task where the pool shares this process, else after it was begun.
+        """Run just before the task if the pool shares this process, else after the task has begun.
 
         Raises:
             SettledBeforeRun: the message is settled, lost, or hidden because its provider is down;
@@ -128,9 +128,9 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         begins_now = pid == os.getpid()
         try:
             if begins_now and not may_begin(self):
-                self.lease.release()  # if it was lost: its run will not begin
+                self.lease.release()  # ends a lost message, because its run will not begin
                 raise SettledBeforeRun
-            self.lease.has_turn = False  # it is used
+            self.lease.has_turn = False  # its slot is used up
             super().on_accepted(pid, time_accepted)
         except SettledBeforeRun:
             raise
@@ -144,10 +144,10 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> None:
         """End the run for a cold shutdown or after a lost connection, where the pool can.
 
-        Solo and threads cannot: there the task ends without help. Celery's error would make it
-        fail.
+        The pools solo and threads cannot, so the task runs to its end. Celery's error about that is
+        caught, because it would make the task fail.
         """
-        self._cancelling = True  # first: eventlet's pool calls back before this returns
+        self._cancelling = True  # first, because eventlet's pool calls back before cancel() returns
         try:
             super().cancel(pool, signal, **options)  # emit_retry, from Celery 5.6 on
         except NotImplementedError:
@@ -160,7 +160,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             state.task_ready(self)
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
-        with _contained(self):  # Celery 5.5 and 5.6 cancel all in one loop, which contains no error
+        with _contained(self):  # an error would end the loop in which Celery 5.5 and 5.6 cancel
             super()._announce_cancelled(*args, **kwargs)
         self._already_cancelled = True
 
@@ -190,8 +190,9 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     ) -> None:
         """Settle the message of a run that did not return, and let Celery report it.
 
-        Arguments: as for Celery's, and
-            ended: how the run ended, if its error does not say so. Its traceback is ours then.
+        Arguments: as for Celery's method, and
+            ended: how the run ended. ``None``: the error or its report says so. If it is given, the
+                traceback is the worker's own and is not recorded.
         """
         exc = _raised(exc_info)
         if ended is None:
@@ -205,7 +206,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             if isinstance(settle, GiveBack):
                 state.task_ready(self)
             elif isinstance(settle, Hide) and not isinstance(exc, Reject):
-                # A message that comes back to be given up is announced as failed then.
+                # A message that comes back only to be given up is announced as failed then.
                 state.task_ready(self)
                 is_crash = ended.decision is None and ended.end.is_crash
                 cause = _failure(exc) if is_crash else getattr(exc, "exc", None) or exc
@@ -228,22 +229,22 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     def on_timeout(self, soft: bool, timeout: float) -> None:
         if soft:
             super().on_timeout(soft, timeout)
-        elif not self.acknowledged:  # else on_failure, which prefork calls first, has seen to it
+        elif not self.acknowledged:  # else on_failure has settled it, which prefork calls first
             logger.error("Hard time limit (%ss) exceeded for %s", timeout, _named(self))
             self.on_failure(_exc_info(TimeLimitExceeded(timeout)))
 
     def acknowledge(self) -> None:
-        """Settle the lease as done, unless it has been settled before Celery asked for it."""
+        """Delete the message, unless it is already settled. Celery calls this to ack."""
         if not self.acknowledged:
             self._settler.settle(RunEnd(End.RETURNED), _NO_ERROR)
 
     def reject(self, requeue: bool = False) -> None:
-        """Settle the lease as rejected, unless it has been settled before Celery asked for it."""
+        """Reject or requeue the message, unless it is already settled. Celery calls this."""
         self._settler.settle(RunEnd(End.REQUEUED if requeue else End.REJECTED), _NO_ERROR)
         self.send_event("task-rejected", requeue=requeue)
 
     def _announce_revoked(self, *args: Any) -> None:
-        """Settle before Celery stores the result. A message that comes back is announced later."""
+        """Settle the message before Celery stores the result. A hidden one is announced later."""
         settle = self._settler.settle(RunEnd(End.REVOKED), _NO_ERROR)
         with _contained(self):
             if isinstance(settle, Hide):
@@ -256,8 +257,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 def may_begin(request: Any) -> bool:
     """Return whether the task of a request may begin, now that there is a process for it.
 
-    It may have waited for one since it was admitted, and its provider may be down by now. If it may
-    not, Celery forgets the request.
+    Since the message was admitted, the worker may have lost it, or its provider may have gone down.
+    If the task may not begin, Celery forgets the request.
     """
     lease: Lease = request.lease
     gate, options = lease.gate, lease.options
@@ -288,7 +289,7 @@ def was_handed_to_pool(request: Request) -> bool:
 
 # How a run ended that did not return
 
-#: The first kind of an error says how its run ended, if the task's process did not.
+#: How a run ended without a report of its process: the first class that its error matches.
 _ENDS: Final = (
     (Terminated, End.REVOKED),
     (TimeLimitExceeded, End.TIME_LIMIT),
@@ -302,8 +303,8 @@ _ENDS: Final = (
 def _read_end(request: Any, exc: BaseException, exc_info: Any) -> tuple[RunEnd, ErrorText]:
     """Return how a run ended, and the parts of its error that may be recorded.
 
-    A process that is lost while the worker stops is no crash: supervisors signal the whole process
-    group (dumb-init), or all processes of a service (systemd).
+    A process that is lost while the worker stops is no crash, because supervisors signal the whole
+    process group (dumb-init), or all processes of a service (systemd).
     """
     report = report_of(exc_info)
     if report is not None:
@@ -312,7 +313,7 @@ def _read_end(request: Any, exc: BaseException, exc_info: Any) -> tuple[RunEnd, 
         ended = RunEnd(next(end for kind, end in _ENDS if isinstance(exc, kind)))
         if isinstance(exc, TaskPredicate):
             ended = read_end(exc)
-        # The user's ``redact`` may take its time, and this process has no time.
+        # The user's ``redact`` may be slow, and would hold up the event loop.
         options = request.task.backoff_options
         type_only = options.record_detail == TYPE_ONLY or options.redact is not None
         error = ErrorText.of(exc, traceback=exc_info.traceback, type_only=type_only)
@@ -338,11 +339,11 @@ def _failure(exc: BaseException) -> Exception:
     return WorkerLostError(f"The run was aborted: {type(exc).__name__}")  # type: ignore[no-any-return]
 
 
-# Reports, which Celery leaves to the task's process, or makes in newer versions only
+# Reports that Celery leaves to the task's process, or makes only in newer versions
 
 
 def _announce_retry(request: BackoffRequest, exc: Any, exc_info: Any, hide: Hide) -> None:
-    """Announce a retry as the task's own process would, if it could not."""
+    """Announce a retry in place of the task's process, which has crashed."""
     task, context = request.task, request._context
     if request.store_errors:
         with _contained(request):
@@ -377,10 +378,10 @@ def _named(request: BackoffRequest) -> str:
 
 @contextmanager
 def _contained(request: BackoffRequest) -> Iterator[None]:
-    """Log an error of a result backend or a hook, because the message is settled."""
+    """Log an error of a result backend or a hook, and drop it, because the message is settled."""
     try:
         yield
-    except Exception as exc:  # noqa: BLE001  # Celery's and users' code; its error would be lost
+    except Exception as exc:  # noqa: BLE001  # Celery's and users' code may raise anything
         logger.error(
             "sqs_backoff.callback_failed: task %s: its message is settled all the same; %s",
             _named(request),

@@ -1,4 +1,4 @@
-"""From how a run ended to the settlement of its message: one decision, told once."""
+"""Settles the message of a run that has ended, and emits the events about it, once."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from .lease import Lease
 
 logger = get_logger(__name__)
 
-#: After which a message comes back because the broker did not take the task that takes its
-#: workflows back.
+#: How long to hide a message that must come back, because a settlement failed or because the broker
+#: did not accept the task that cleans up the message's workflows.
 _COMES_BACK_SECONDS = 30.0
 
-#: How long the event loop waits for the broker to take the task that takes workflows back.
+#: How long the event loop waits for the broker to accept that task.
 _SEND_SECONDS = 3.0
 
 
@@ -48,7 +48,7 @@ class Settler:
     """Settles the message of one request. Runs in the worker's main process.
 
     Arguments:
-        request: Celery's, of our class.
+        request: Celery's request, of our class.
         lease: on its message.
     """
 
@@ -68,10 +68,10 @@ class Settler:
     def settle(self, ended: RunEnd, error: ErrorText) -> Settle | None:
         """Decide, and settle the lease. Does not wait for SQS. Never raises.
 
-        The first end of a run counts. For any other one this returns ``None``.
+        The first end of a run counts. For a later one this returns ``None``.
 
-        Where something fails on the way (a store, a provider's gate), a message that has served is
-        deleted nevertheless, and any other comes back: it must not be held for good.
+        If an error occurs on the way (in a store, in a provider's gate), the message of a
+        successful run is still deleted. Any other message comes back, so it is not held for good.
         """
         if self._request.acknowledged:
             return None
@@ -131,7 +131,7 @@ class Settler:
             settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
         if isinstance(settle, Hide):
             return self._hide(settle, ended, error, facts)
-        # A message that was lost runs again on another worker, which tells of it.
+        # A lost message runs again on another worker, which emits its events.
         if isinstance(settle, GiveBack):
             if not settle.started:
                 lease.give_back()
@@ -148,10 +148,10 @@ class Settler:
         return settle
 
     def _is_owed(self, settle: Settle, end: End) -> bool:
-        """Return whether the message must come back, for workflows that are to be taken back.
+        """Return whether the message must come back, because its workflows are not cleaned up yet.
 
-        It goes all the same if its run has raised, because that may have done what must not be
-        repeated, and at its last receive, because SQS would move it without its reason.
+        It need not if its run has raised, because the run must not be repeated. Nor at its last
+        receive, because SQS would move it without the reason.
         """
         delivery, request = self.lease.delivery, self._request
         take_back = partial(
@@ -186,7 +186,7 @@ class Settler:
         return replace(hide, seconds=seconds)
 
     def _must_park(self) -> bool:
-        """Return whether too many messages of the queue are in flight to hide another one.
+        """Return whether the queue has too many messages in flight to hide another one.
 
         On a FIFO queue the rest of the message group would overtake a message that is parked.
         """

@@ -1,17 +1,17 @@
-"""Messages that a worker holds or settles, and which calls to SQS are due for them.
+"""Plans the calls to SQS for the messages that a worker holds or settles.
 
 ``next_call`` returns the next call that is due, and ``enter`` enters the response of SQS. The table
-does no I/O, starts no threads, and does not know Celery. Any thread may use it, because each public
-method takes the lock.
+does no I/O, starts no threads, and does not know Celery. Any thread may use it: each method that
+changes the table takes the lock, and ``next_at``, ``waiting`` and ``waiting_for`` only read.
 
 - A queue has at most one call about visibility under way, so a renewal cannot overtake a backoff.
-- A batch goes when it is full, or when its first entry has waited ``linger_seconds``.
-- An entry that fails pauses its message, and a call that fails as a whole pauses its lane (one
-  action on one queue), so that an outage costs few calls.
+- A batch is sent when it is full, or when its first entry has waited ``linger_seconds``.
+- After an entry fails, its message pauses. After a whole call fails, its lane (one action on one
+  queue) pauses, so that an outage costs few calls.
 - A message that waits for its delete or its dead letter is renewed like a held one, so that no
   other worker gets it.
-- A backoff does not touch a message that another worker may have received by then.
-- A hidden message that its provider may bring forward stays here until it is due.
+- A backoff makes no call for a message that another worker may have received by then.
+- A hidden message that this worker may bring forward stays in the table until it is due.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = get_logger(__name__)
 
 T = TypeVar("T")
 
-#: A renewal may be early by this share of the visibility timeout, to fill a call.
+#: A renewal may be early by this share of the visibility timeout, if a call has room for it.
 _RENEW_EARLY_SHARE = 1 / 24
 
 #: With many messages held, each renewal asks for longer. One queue then needs at most this many
@@ -59,30 +59,28 @@ _AFTER_TRANSIENT = FullJitter(base=0.2, cap=10)
 #: Backoff for refusals that need an operator, such as a missing permission.
 _AFTER_REFUSAL = EqualJitter(base=4, cap=60)
 
-#: Calls of a queue that have failed count as failing for this time.
+#: After a failed call, a queue counts as failing for this time.
 _FAILING_SECONDS = 60.0
 
 #: Backoff for a dead letter that cannot be sent.
 _AFTER_UNSENT = EqualJitter(base=1, cap=300)
 
-#: A call may have ended our hold although its response was lost.
-_IN_DOUBT = HIDING | {State.DELETE}
 
 _REMOVALS = {State.DELETE: Operation.DELETE, State.DEAD_LETTER: Operation.SEND}
 
-#: States whose messages wait for an answer of SQS.
+#: States in which the table waits for a response of SQS.
 _SETTLING = HIDING | _REMOVALS.keys()
 
-#: The purposes of calls, as the log names them, where that is not the state.
+#: Names of calls in the log, if they are not the name of the state.
 _VERBS = {State.HELD: "renew", State.DEAD_LETTER: "send"}
 
-#: Messages remembered of each kind; the oldest are forgotten first. As many as one queue can have
-#: in flight: of fewer, messages that are hidden and received in a circle would all be forgotten.
+#: Messages to remember of each kind. The oldest are forgotten first. One queue can have this many
+#: messages in flight. With a lower limit, messages that come back in turn would all be forgotten.
 _REMEMBERED = MAX_IN_FLIGHT_MESSAGES
 
 
 def spread_seconds(held: int) -> int:
-    """Return how long to hide each of ``held`` messages of a queue, so that renewals stay few."""
+    """Return the seconds to hide each of a queue's ``held`` messages, so that renewals are few."""
     seconds = held / RENEW_AT_SHARE / MAX_BATCH_ENTRIES / _RENEWALS_PER_SECOND
     return min(math.ceil(seconds), _MAX_SPREAD_SECONDS)
 
@@ -93,7 +91,7 @@ class CallEntry:
 
     Attributes:
         lease: the message.
-        purpose: the state that the entry is for. ``HELD``: the message is renewed.
+        purpose: the state that asks for the call. ``HELD``: a renewal.
         handle: its receipt handle.
         seconds: the visibility timeout that a change asks for.
     """
@@ -105,9 +103,9 @@ class CallEntry:
 
 
 class Agenda(dict[Lease, float]):
-    """Leases, each with the time at which it is due, in O(log n). A lease is in it once.
+    """Leases by the time at which each is due. A lease is in it once. Changes take O(log n).
 
-    ``pop`` cancels a lease. Its entry in the heap is skipped, and removed later.
+    ``pop`` cancels a lease. Its entry stays in the heap, and is skipped and removed later.
     """
 
     def __init__(self) -> None:
@@ -145,7 +143,7 @@ class Agenda(dict[Lease, float]):
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One action on one queue: what waits for it, and when it may be called.
+    """One action on one queue, with the leases that wait for it.
 
     Arguments:
         url: of the queue of the messages.
@@ -161,7 +159,7 @@ class Lane:
     under_way: int = 0
     failures: int = 0  # calls in a row that failed as a whole
     not_before: float = 0.0
-    #: When to look for a call; infinity: no entry waits, or no further call may be under way.
+    #: When a call may be due. Infinity: no entry waits, or no further call may be under way.
     look_at: float = math.inf
 
 
@@ -170,7 +168,7 @@ _LOOK_AT, _IS_OF_LANE = attrgetter("look_at"), attrgetter("is_of_lane")
 
 class _Lanes(dict[tuple[str, Operation], Lane]):
     def __missing__(self, key: tuple[str, Operation]) -> Lane:
-        # Two deletes: tasks may end faster than one deletes them, ten per round trip.
+        # Two deletes at a time, because one deletes only ten messages per round trip.
         lane = self[key] = Lane(*key, capacity=2 if key[1] is Operation.DELETE else 1)
         return lane
 
@@ -182,7 +180,7 @@ class Call:
     Attributes:
         lane: the action, and the queue of the messages.
         entries: up to ten.
-        asked_at: when.
+        asked_at: when the call was taken, seconds of the table's clock.
     """
 
     lane: Lane
@@ -191,17 +189,17 @@ class Call:
 
 
 class Memory:
-    """Settled messages, crashes and early returns, in case SQS delivers one again.
+    """The settled messages, crashes and early returns of a worker, in case SQS delivers one again.
 
-    It is lost with the process, and not shared; what must not be lost is on the message itself.
-    Others read the attributes, and change them by the methods. Safe to use from any thread.
+    It is lost with the process, and no other worker shares it. Facts that must not be lost
+    are on the message itself. Read the attributes, and change them only by the methods. Safe to use
+    from any thread.
 
-    Attributes:
-        fates: of settled messages: the facts for its dead letter;
-            ``None``: it is done.
-        crashes: runs that ended with their process.
-        times_given_back: receives after which the message was given back without having been run.
-        due_since: since when a message could have run but for its provider, seconds since the
+    Attributes, each by message ID:
+        fates: the record for the dead letter of a settled message. ``None``: it is only deleted.
+        crashes: the number of runs that ended with their process.
+        times_given_back: the number of receives after which the message was given back unrun.
+        due_since: when the message could have run if its provider had been up, seconds since the
             epoch.
     """
 
@@ -213,7 +211,7 @@ class Memory:
         self.due_since: OrderedDict[str, float] = OrderedDict()
 
     def settled(self, message_id: str, record: DeadLetterRecord | None) -> None:
-        """Note that a message is done, or with a record, that it becomes a dead letter.
+        """Note that a message is done or, if ``record`` is given, that it becomes a dead letter.
 
         The texts of the record, which may be long, are not remembered.
         """
@@ -231,7 +229,8 @@ class Memory:
         """Count a receive after which the message was given back without having been run.
 
         Arguments:
-            due_since: it could have run but for its provider, since this time.
+            due_since: since then only its provider has kept it from running, seconds since the
+                epoch. ``None``: it was given back for another reason.
         """
         with self._lock:
             if due_since is not None:
@@ -253,7 +252,7 @@ class SettlementTable:
 
     Arguments:
         linger_seconds: how long a settlement may wait for others, to be sent in one batch.
-            A worker killed in that time runs the task again, so it is short.
+            It is short, because a task runs again if its worker is killed in that time.
         clock: seconds; it never goes back.
         rng: for the jitter between tries.
     """
@@ -266,22 +265,22 @@ class SettlementTable:
         rng: random.Random | None = None,
     ) -> None:
         self.clock = clock
-        #: Of the table, and of the providers' gates, which bring its messages forward.
+        #: The lock of the table, and of the providers' gates, which bring its messages forward.
         self.lock = threading.RLock()
         self.memory = Memory()
-        #: For the observers of this worker.
+        #: The events of this worker, for its observers.
         self.events = make_logged_events()
         self._linger = linger_seconds
         self._rng = rng or random.Random()
         self._leases: dict[tuple[str, str], Lease] = {}
         self._lanes = _Lanes()
-        #: Held and hidden leases by the end of their holds. The task of a held one is told then,
-        #: whether its renewal has failed, hangs, or waits behind another call that does.
+        #: Held and hidden leases by the end of their holds. At its end the task of a held lease is
+        #: notified, even if its renewal hangs, or waits behind another call.
         self._holds = Agenda()
-        #: What observers and tasks are told as soon as the lock is free.
+        #: Notifications of observers and tasks, which wait until the lock is free.
         self._news: list[Callable[[], object]] = []
         self._waiting: Counter[str] = Counter()
-        self._unanswered = 0  # messages that SQS is asked to show earlier
+        self._unanswered = 0  # messages in BRING_FORWARD
 
     def _note_change(self, at: float) -> None:
         """Note, under the lock, that the next call may be due already at this time."""
@@ -291,8 +290,8 @@ class SettlementTable:
     def hold(self, lease: Lease) -> None:
         """Hold a message that was received, and renew it until it is settled.
 
-        If this worker has the message already, that goes on with the newer receipt handle, and the
-        new lease is not used. If the worker is done with it, the lease is settled immediately.
+        If this worker has the message already, the earlier lease goes on with the newer receipt
+        handle, and the new lease is not used. If the message is done, it is settled immediately.
         """
         with self.lock:
             earlier = self._leases.get(lease.key)
@@ -319,7 +318,7 @@ class SettlementTable:
             lease.dead_letter(record)
 
     def _goes_on(self, earlier: Lease, newer: Lease) -> bool:
-        """Return whether a message that is received again goes on as it is."""
+        """Return whether the earlier lease on a message that is received again goes on."""
         if earlier.state is State.HIDE:
             is_last = newer.delivery.is_last_before_sqs_moves_it
             return self.clock() < earlier.due_at and not is_last
@@ -330,15 +329,15 @@ class SettlementTable:
     def settle(
         self, lease: Lease, state: State, *, is_finished: bool = False, **facts: Any
     ) -> bool:
-        """Settle a message that is held. SQS is asked soon.
+        """Settle a message that is held. The call to SQS follows soon.
 
         Arguments:
             state: DELETE, DEAD_LETTER, HIDE or GIVE_BACK.
-            is_finished: its task need not run again, even if the message was lost.
+            is_finished: the task must not run again here, even if the message was lost.
             facts: attributes of the lease that the state needs.
 
         Returns:
-            Whether this call has settled it. If it was lost, its run is over now.
+            Whether this call has settled the message. If it was lost, its run is over now.
         """
         with self.lock:
             if lease.state is State.LOST and not lease.is_over:
@@ -353,7 +352,7 @@ class SettlementTable:
             self._waiting[lease.queue.url] += 1
             if state in HIDING:
                 self._plan(lease, now)
-            else:  # its next renewal is planned
+            else:  # its next renewal stays planned
                 self.memory.settled(lease.message_id, lease.record)
                 self._holds.pop(lease, None)
                 self._plan_removal(lease, now)
@@ -374,14 +373,14 @@ class SettlementTable:
         return True
 
     def lose(self, lease: Lease) -> None:
-        """Make no further call for a message that is held, and tell its task."""
+        """Make no further call for a message that is held, and notify its task."""
         with self.lock:
             if lease.state is State.HELD:
                 self._lose(lease, is_void=True)
         self._tell()
 
     def bring_forward(self, leases: Iterable[tuple[Lease, float]]) -> None:
-        """Let SQS show hidden messages, each at its time, earlier than by themselves."""
+        """Let SQS show hidden messages earlier, each at the time given with it."""
         with self.lock:
             for lease, due_at in leases:
                 if lease.state is State.HIDDEN:
@@ -393,20 +392,20 @@ class SettlementTable:
                     self._plan(lease, self.clock())
 
     def room_to_bring_forward(self, most: int) -> int:
-        """Return how many more messages to bring forward, less the ones that SQS is asked for.
+        """Return how many of ``most`` are left after the messages that SQS has yet to confirm.
 
-        One at a time while calls fail: each may leave its messages in doubt.
+        While calls fail it is one at most, because a failed call may leave its messages in doubt.
         """
         with self.lock:
             lanes = [x for x in self._lanes.values() if x.operation is Operation.CHANGE_VISIBILITY]
-            # After that time the lane of a quiet queue has had no call that could succeed.
+            # A quiet queue may make no call that could end its row of failures, so they expire.
             since = self.clock() - _FAILING_SECONDS
             if any(x.failures and x.not_before > since for x in lanes):
                 most = min(most, 1)
             return max(0, most - self._unanswered)
 
     def queue_read(self, queue: Queue) -> None:
-        """Go by a queue's newest attributes for the messages that were received before, too."""
+        """Use a queue's newest attributes also for the messages that were received before."""
         with self.lock:
             for lease in self._leases.values():
                 if lease.queue.url == queue.url:
@@ -428,10 +427,10 @@ class SettlementTable:
             lease.recall.among.discard(lease)
 
     def seconds_to_receive_for(self, queue: Queue) -> int:
-        """Return the visibility timeout to name at a receive.
+        """Return the visibility timeout in seconds to ask for at a receive.
 
-        Not left to the queue: its own may have been lowered since it was read. With thousands of
-        messages held it is longer, because the first renewals of more could not all come in time.
+        The worker always asks, because the queue's own timeout may have been lowered since it was
+        read. With thousands of messages held, it asks for more, so that renewals come in time.
         """
         with self.lock:
             lane = self._lanes[queue.url, Operation.CHANGE_VISIBILITY]
@@ -443,7 +442,7 @@ class SettlementTable:
 
     @property
     def waiting(self) -> int:
-        """Settlements that SQS has not confirmed."""
+        """The number of settlements that SQS has not confirmed."""
         return self._waiting.total()
 
     def waiting_for(self, url: str) -> int:
@@ -453,8 +452,8 @@ class SettlementTable:
     # Calls
 
     def next_at(self) -> float:
-        """Return when ``next_call`` is worth calling, or infinity if no call will be due."""
-        # The first hold may have been cancelled. Then there is no call, but a look costs little.
+        """Return when the next call may be due, or infinity if no call is planned."""
+        # The first hold may have been cancelled. Then no call is due, which costs little.
         first = self._holds.heap[0][0] if self._holds.heap else math.inf
         return min(first, min(map(_LOOK_AT, self._lanes.values()), default=math.inf))
 
@@ -494,7 +493,7 @@ class SettlementTable:
     def _entries(self, lane: Lane, now: float) -> list[CallEntry]:
         """Return the entries of a call. All its dead letters go to one queue."""
         entries = list[CallEntry]()
-        # The most overdue of renewals and settlements first; the other kind fills the call.
+        # The kind that is more overdue goes first. The other kind fills the call.
         first, second = sorted((lane.renewals, lane.settling), key=Agenda.first_at)
         for agenda, share in ((first, 0.0), (second, 0.0), (lane.renewals, _RENEW_EARLY_SHARE)):
             early = share * entries[0].lease.queue.visibility_timeout_seconds if entries else 0.0
@@ -508,7 +507,7 @@ class SettlementTable:
         return entries
 
     def _entry(self, lease: Lease, lane: Lane, now: float) -> CallEntry | None:
-        """Return the entry to ask of SQS for a lease now, or ``None`` if it is too late."""
+        """Return the entry of a lease for a call that goes now, or ``None`` if it is too late."""
         if lane.operation is not Operation.CHANGE_VISIBILITY:
             return CallEntry(lease, lease.state, lease.handle)
         if lease.state in HIDING:
@@ -543,7 +542,7 @@ class SettlementTable:
             for entry, result in zip(call.entries, results, strict=True):
                 lease = self._leases.get(entry.lease.key)
                 if result is None and entry.purpose is State.DEAD_LETTER:
-                    # Also if the message was lost: received again, it needs only its delete.
+                    # Even for a lost message: when it is received again, it needs only its delete.
                     self.memory.settled(entry.lease.message_id, None)
                 if lease is not None:
                     is_shared = result is not None and results.count(result) > 1
@@ -571,7 +570,7 @@ class SettlementTable:
         purpose, now = entry.purpose, self.clock()
         is_older = lease.handle != entry.handle and purpose is not State.DEAD_LETTER
         if lease is not entry.lease or is_older:
-            # A change of visibility may have ended the newer receive's hold: assert it.
+            # The call may have changed the hold of the newer receive, so renew that now.
             lease.renew_at = now
             if lease is entry.lease or purpose not in _REMOVALS:
                 self._again(lease, purpose, now)
@@ -585,7 +584,7 @@ class SettlementTable:
                 self._note(events.RenewalRefused, lease, code=failure.code)
                 self._lose(lease, is_void=True)
             elif purpose is not State.HELD or lease.state is State.DEAD_LETTER:
-                self._too_late(lease, purpose, failure)  # else its settlement will tell
+                self._too_late(lease, purpose, failure)  # else its settlement will show the loss
         elif failure.kind is Kind.BAD_ENTRY and lease.record and purpose is State.DEAD_LETTER:
             lease.record = None  # SQS has refused the record: the dead letter goes without it
             self._again(lease, purpose, now)
@@ -593,7 +592,7 @@ class SettlementTable:
             self._postpone(lease, purpose, failure, now)
 
     def _confirm(self, lease: Lease, entry: CallEntry, asked_at: float, now: float) -> None:
-        """Enter that SQS has done as it was asked."""
+        """Enter the success of one entry."""
         if entry.purpose is State.HELD:
             if asked_at >= lease.visible_at:
                 self._miss(lease)
@@ -611,7 +610,7 @@ class SettlementTable:
     def _keep(self, entry: CallEntry, recall: Recall, asked_at: float, now: float) -> bool:
         """Keep a message that SQS has hidden, if it may be brought forward.
 
-        If the hold may have ended before that, another worker may have the message.
+        Not if our hold may have ended before SQS answered, because another worker may have it then.
         """
         lease = entry.lease
         if entry.purpose is not State.HIDE or lease.in_doubt or lease.may_be_visible(now):
@@ -626,7 +625,7 @@ class SettlementTable:
         return True
 
     def _postpone(self, lease: Lease, purpose: State, failure: Failure, now: float) -> None:
-        """Plan another try after a pause, and tell observers of a refusal."""
+        """Plan another try after a pause, and emit an event if SQS has refused the call."""
         if not failure.is_transient:
             action = f"{_VERBS.get(purpose, purpose.value)} messages"
             if purpose is State.DEAD_LETTER:
@@ -637,7 +636,7 @@ class SettlementTable:
             self._news.append(partial(self.events.emit, refused))
         # An entry that SQS lists as failed was not carried out, whatever its code says.
         is_listed = not failure.is_of_call and failure is not NOT_LISTED
-        if failure.kind is Kind.IN_DOUBT and not is_listed and purpose in _IN_DOUBT:
+        if failure.kind is Kind.IN_DOUBT and not is_listed and purpose in HIDING:
             lease.in_doubt = True
         if purpose is State.HELD and now >= lease.visible_at:
             self._miss(lease)
@@ -649,43 +648,43 @@ class SettlementTable:
         if purpose is State.HELD:
             lease.renew_at, at = at, now
         elif purpose in HIDING:
-            at = max(now, min(at, lease.visible_at))  # later it would end another worker's hold
+            at = max(now, min(at, lease.visible_at))  # a later one could end another worker's hold
         self._again(lease, purpose, at)
 
     def _pause(self, tries: int, failure: Failure, lease: Lease, purpose: State) -> float:
         """Return the seconds before another try.
 
-        After a transient failure at most a tenth of the visibility timeout: the next settlement
-        waits in the same lane, and must not be received again because of a past outage.
+        After a transient failure it is at most a tenth of the visibility timeout, because the next
+        settlement waits in the same lane, and its message must not come back before its call.
         """
         if purpose is State.DEAD_LETTER:
             return _AFTER_UNSENT.delay(tries, self._rng)
         policy = _AFTER_TRANSIENT if failure.is_transient else _AFTER_REFUSAL
         pause = policy.delay(tries, self._rng)
-        # Refused once may be a mistake, and the renewals of the queue wait in the same lane.
+        # The first refusals may be a mistake, and the queue's renewals wait in the same lane.
         is_soon = failure.is_transient or (purpose is not State.DELETE and tries <= 3)
         most = max(1.0, lease.queue.visibility_timeout_seconds / 10)
         return min(pause, most) if is_soon else pause
 
-    # News
+    # Events
 
     def _note(self, kind: Callable[..., events.OfMessage], lease: Lease, **facts: Any) -> None:
         event = kind(queue=lease.queue.name, message_id=lease.message_id, **facts)
         self._news.append(partial(self.events.emit, event))
 
     def _tell(self) -> None:
-        """Tell observers and tasks the news. Called without the lock."""
+        """Notify observers and tasks of all that waited for the lock. Call it without the lock."""
         with self.lock:
             news, self._news = self._news, []
         for tell in news:
             try:
                 tell()
             except Exception as exc:  # noqa: BLE001
-                # Observers and tasks may fail; the thread has other messages to see to.
+                # An observer may fail, but the thread must go on for other messages.
                 logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
 
     def _too_late(self, lease: Lease, purpose: State, failure: Failure | None = None) -> None:
-        """Make no further call for a lease, and tell observers unless it comes back anyway."""
+        """Make no further call for a lease. Emit an event unless the message comes back anyway."""
         self._forget(lease)
         if purpose is not State.BRING_FORWARD:
             code = None if failure is None else failure.code
@@ -699,7 +698,7 @@ class SettlementTable:
         lease.may_be_lost = True
 
     def _lose(self, lease: Lease, *, is_void: bool) -> None:
-        """Lose a message that is held. A task that runs goes on unless its handle is void."""
+        """Note the loss of a held message. It stays HELD if its task runs with a valid handle."""
         lease.may_be_lost, runs = True, lease.handed_to_pool()
         if is_void or not runs:
             lease.move(State.LOST)
@@ -710,7 +709,7 @@ class SettlementTable:
         self._news.append(partial(self._tell_loss, lease))
 
     def _tell_loss(self, lease: Lease) -> None:
-        """Tell a task that another worker may have its message, once."""
+        """Notify a task, once, that another worker may have its message."""
         with self.lock:
             state, tell = lease.state, lease.on_lost
             if not lease.may_be_lost or state not in (State.HELD, State.LOST):
@@ -743,17 +742,17 @@ class SettlementTable:
         self._wake(lane)
 
     def _again(self, lease: Lease, purpose: State, at: float) -> None:
-        """Put a lease back where an entry came from."""
+        """Plan another call for the purpose of an entry."""
         if purpose in _REMOVALS:
             self._plan_removal(lease, at)
         else:
             self._plan(lease, at)
 
     def _wake(self, lane: Lane) -> None:
-        """Note when to look at a lane for a call.
+        """Note when a call of a lane may be due.
 
-        A renewal is due alone. A settlement waits a little for others, unless ten wait
-        already, be it after a failure.
+        A renewal does not wait for others. A settlement waits a little, unless ten are there
+        already, also after a failure.
         """
         lane.look_at = math.inf
         if lane.under_way < lane.capacity:

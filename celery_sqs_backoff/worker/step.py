@@ -1,4 +1,4 @@
-"""The part of the worker that every task of ours brings along: a Celery bootstep."""
+"""The Celery bootstep that adds our parts to a worker. Binding a task of ours installs it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MAX_NAMES = 20
 
 
 class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not typed
-    """Starts the keeper and the pollers, and attaches them to the channel at every (re)connect."""
+    """Starts the keeper and the pollers, and attaches them to the channel at each connect."""
 
     requires = (Tasks,)
 
@@ -46,7 +46,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         return bool(c.conninfo.transport.driver_type == "sqs")
 
     def create(self, c: Any) -> None:
-        """Prepare before any start(), because Tasks.start() asks each task for its strategy."""
+        """Make the parts before any start(), because Tasks.start() reads each task's strategy."""
         self._keeper = Keeper()
         self._receiver = c.sqs_receiver = Receiver(c, self._keeper)
         consume.install(c, self._receiver)
@@ -62,7 +62,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         upstream.remember_running_tasks(c)
 
     def start(self, c: Any) -> None:
-        """Run after Tasks and before the event loop, so before the first receive."""
+        """Start the parts. Celery calls this after Tasks and before the event loop."""
         if c.hub is not None:
             self._wake_event_loop = upstream.wake_event_loop(c.hub)
         channel = c.task_consumer.channel
@@ -70,16 +70,17 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         consume.settle_by_leases(channel, self._receiver)
         self._watch_event_loop(c)
         self._keeper.start()
-        atexit.register(self.shutdown, c)  # some ends of a worker skip its blueprint's shutdown
+        atexit.register(self.shutdown, c)  # a worker may end without its blueprint's shutdown
         if not self._has_introduced_itself:
             self._has_introduced_itself = True
             self._observation.start()
             self._check_queues(c)
 
     def stop(self, c: Any) -> None:
-        """Run at every reconnect and shutdown, after which waiting messages will not start.
+        """Stop receiving. Celery calls this at every reconnect and shutdown.
 
-        They are given back immediately, and the running ones keep their leases.
+        Messages that wait are given back immediately. The messages of running tasks keep their
+        leases.
         """
         self._keeper.pulse.forget(EVENT_LOOP)
         self._receiver.pause()
@@ -87,7 +88,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
     terminate = stop
 
     def shutdown(self, c: Any) -> None:
-        """Run after the pool has stopped and all ended runs are settled."""
+        """Settle the rest and stop all threads. Celery calls this after the pool has stopped."""
         atexit.unregister(self.shutdown)
         self._receiver.gates.pacer.stop()
         for request in active_requests():
@@ -101,18 +102,18 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
     def _notice_shutdown(self, **_: object) -> None:
         """Wake the event loop, so that it sees the stop flag that Celery sets after this.
 
-        Celery calls this in its signal handler. Stock Celery wakes up within a second because
-        kombu's timer polls SQS; our pollers have threads of their own.
+        Celery calls this in its signal handler. Without it the loop may sleep for long, because our
+        pollers have threads of their own. In plain Celery kombu's timer wakes it each second.
         """
         self._wake_event_loop()
 
     def _watch_event_loop(self, c: Any) -> None:
-        """Expect Celery's loop to turn. On solo it stands still while a task runs."""
+        """Let the heartbeat watch Celery's loop, except on solo, where each task blocks it."""
         if isinstance(c.pool, solo.TaskPool):
             return
         pulse = self._keeper.pulse
         pulse.watch(EVENT_LOOP, limit_seconds=_LONGEST_TURN_SECONDS)
-        if c.hub is not None:  # else its timers turn without it, and the inbox says when it does
+        if c.hub is not None:  # else timers have a thread of their own, and the inbox notes turns
             c.timer.call_repeatedly(_TURN_SECONDS, pulse.note_turn, (EVENT_LOOP,))
 
     def _check_queues(self, c: Any) -> None:

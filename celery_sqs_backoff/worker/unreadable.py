@@ -1,7 +1,7 @@
-"""Keeps messages that this worker cannot turn into a task: they are hidden, never deleted.
+"""Hides messages that this worker cannot turn into a task, so that it never deletes them.
 
-A worker of yesterday's release does not know today's tasks, so the message waits for another
-worker.
+During a deploy a worker of the old release does not know the new tasks, so the message waits for
+another worker.
 """
 
 from __future__ import annotations
@@ -32,9 +32,13 @@ _FIFO_CAP_SECONDS = 60.0
 def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) -> None:
     """Hide a message for a while. At its last receive it becomes a dead letter.
 
-    So it becomes before SQS deletes it, because the queue's retention period is over.
-    It is logged at its 1st, 2nd, 4th, 8th ... receive, because its sender must not be able to fill
-    the log.
+    It also becomes a dead letter shortly before the queue's retention period would delete it. The
+    message is logged at its 1st, 2nd, 4th, 8th ... receive, so that a sender cannot fill the log.
+
+    Arguments:
+        headers: the message's headers, as far as they are known.
+        what: the fault of the message, for the log and the dead-letter record.
+        worker: this worker's name.
     """
     queue, delivery, now = lease.queue, lease.delivery, time.time()
     count, message_id = delivery.receive_count, delivery.message_id
@@ -62,7 +66,7 @@ def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) ->
         worker=worker,
     )
     if is_settled:
-        # Its task is in the record alone, because its sender may name any number of tasks.
+        # Only the record names its task: a sender may invent any number of names for metrics.
         lease.keeper.events.emit(
             DeadLettered(
                 queue=queue.name,

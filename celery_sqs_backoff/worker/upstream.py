@@ -1,6 +1,7 @@
-"""Bugs of Celery and kombu that stop a worker on SQS: one guard each, on the instances at hand.
+"""Guards against bugs of Celery and kombu that stop a worker on SQS, one guard for each bug.
 
-Each says which versions it is for; on others it changes no behaviour that works.
+A guard patches the worker's own objects, not classes. Its docstring names the versions with the
+bug. On other versions it does no harm.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def wake_event_loop(hub: Any) -> Callable[[], None]:
     call_soon = type(hub).call_soon
 
     def wake() -> None:
-        with suppress(OSError):  # full, so the loop will wake up anyway; or the loop has ended
+        with suppress(OSError):  # full, so the loop wakes up anyway, or the loop has ended
             thread_end.send(b"x")
 
     def call_soon_and_wake(*args: Any) -> Any:
@@ -44,7 +45,7 @@ def wake_event_loop(hub: Any) -> Callable[[], None]:
 
     def sleep_again() -> None:
         with suppress(OSError):
-            if not loop_end.recv(4096):  # the other end is gone: this was called again
+            if not loop_end.recv(4096):  # closed: wake_event_loop() ran again
                 hub.remove_reader(loop_end)
 
     hub.add_reader(loop_end, sleep_again)
@@ -56,7 +57,7 @@ def wake_event_loop(hub: Any) -> Callable[[], None]:
 
 
 def declare_without_asking(consumer: Any) -> None:
-    """Let a worker start that may not read its queues' attributes, and start faster.
+    """Let a worker start without asking for its queues' attributes, which it may not read.
 
     All versions: kombu asks how long a queue is when it declares it (``Channel._size``), with a
     client of its own per predefined queue, and ignores the answer. An AccessDenied there
@@ -79,7 +80,7 @@ def receive_ourselves(
     on_cancel: Callable[[str], object],
     drain_events: Callable[[], object],
 ) -> None:
-    """Keep kombu from polling, and hear which queues Celery consumes.
+    """Keep kombu from polling, and report which queues Celery consumes.
 
     All versions. A 4xx (expired credentials, kombu#2031) raises a bare ``Exception`` in the event
     loop and ends the worker; kombu 5.7.0: so does a 5xx or a timeout. kombu 5.5: the HTTP client
@@ -96,10 +97,10 @@ def receive_ourselves(
     consume, cancel = channel.basic_consume, channel.basic_cancel
 
     def basic_consume(queue: str, no_ack: bool = False, *args: Any, **kwargs: Any) -> Any:
-        # Of a message that needs no acknowledgement kombu keeps nothing. It would send a copy of
-        # each other one that it still has when the channel closes.
+        # kombu keeps a message that needs an acknowledgement, and sends a copy of it when the
+        # channel closes. So consume without acknowledgements, because a lease holds each message.
         result = consume(queue, True, *args, **kwargs)
-        # Other channels of the process would delete this queue's messages when they poll.
+        # Else other channels of the process would delete this queue's messages when they poll.
         getattr(channel, "_noack_queues", set()).discard(queue)
         on_consume(queue)
         return result
@@ -121,7 +122,7 @@ def receive_ourselves(
 
 
 def is_pool_of(pool: Any, name: str) -> bool:
-    """Return whether a pool is one of Celery's by its module's name, or a subclass of it."""
+    """Return whether a pool is of the class in ``celery.concurrency.<name>``, or a subclass."""
     kind: Any = type(pool)
     return _is_class_of(kind, name)
 
@@ -142,11 +143,11 @@ def pool_size(pool: Any) -> int:
 def remember_running_tasks(consumer: Any) -> None:
     """Keep prefork from forgetting its running tasks at a lost connection or a stop.
 
-    ``AsynPool.flush`` drops jobs from the pool's cache, so Celery never hears of their results. All
-    versions: it forgets tasks that a process has been sent and has not accepted yet. They run,
-    although their messages are given back. Celery 5.5: running tasks, too (celery#8541); their
-    messages would be held as long as the worker lives. And a process takes 30 seconds to end if its
-    results are not read.
+    ``AsynPool.flush`` drops jobs from the pool's cache, so Celery never sees their results. In all
+    versions it drops tasks that were sent to a process which has not accepted them yet. These tasks
+    run although their messages are given back. Celery 5.5 drops running tasks too (celery#8541), so
+    their messages would be held for good. A process takes 30 seconds to end if its results are not
+    read.
     """
     if not is_pool_of(consumer.pool, "prefork"):
         return
@@ -169,8 +170,8 @@ def start_nothing_given_back(
 ) -> None:
     """Keep prefork from starting a waiting task after its message was given back.
 
-    All versions: between the stop of the consumer and that of the pool, the end of a task starts
-    the next one that waits. And if that cannot be started, the error ends the worker.
+    All versions: after the consumer has stopped and before the pool stops, each task that ends lets
+    the next waiting task start. If that task cannot be started, the error ends the worker.
 
     Arguments:
         controller: Celery's worker.
@@ -186,7 +187,7 @@ def start_nothing_given_back(
                 return
         except Exception as exc:  # noqa: BLE001
             refuse(request, exc)
-        controller._quick_release()  # no process will end, and give the place back
+        controller._quick_release()  # no process will end and release the place
 
     controller._process_task = process_if_ours
 
@@ -194,8 +195,8 @@ def start_nothing_given_back(
 def give_back_before_soft_shutdown(consumer: Any, give_back: Callable[[], object]) -> None:
     """Give back tasks that have not begun before a soft shutdown, not after it.
 
-    Celery 5.5 and later: ``worker_soft_shutdown_timeout`` is slept through in the signal handler,
-    before any step of the worker is told to stop.
+    Celery 5.5 and later sleep for ``worker_soft_shutdown_timeout`` in the signal handler, before
+    any step of the worker stops.
     """
     controller = consumer.controller
     wait = controller.wait_for_soft_shutdown

@@ -1,6 +1,6 @@
-"""How many messages a worker may hold, and which poller may ask SQS for more.
+"""Limits the messages that a worker holds, and says which poller may ask SQS for more.
 
-:class:`Load` computes how many messages to request now, :class:`Throughput` estimates how many are
+:class:`Load` computes how many messages to request now. :class:`Throughput` estimates how many are
 settled during a call. Both are pure. :class:`Window` has the messages and lets the pollers wait.
 """
 
@@ -28,35 +28,34 @@ logger = get_logger(__name__)
 #: take longer, that many more messages wait under their leases.
 _MAX_AHEAD = 3
 
-#: One call's worth is settled before the response is here; a second keeps the processes busy while
-#: the response is unpacked and the next call is under way.
+#: Messages to receive ahead, in calls. One call's worth is settled before the response arrives. A
+#: second call's worth keeps the processes busy during the next call.
 _CALLS_AHEAD = 2
 
-#: Messages that may wait, in addition to a window of others, for something other than a process:
-#: for their time, or for a rate limit.
+#: Messages that may wait for their ETA or a rate limit, in addition to the window of messages that
+#: wait for a process.
 MAX_BLOCKED = 100
 
 #: The window where the user wants no limit (prefetch multiplier 0).
 _NO_WINDOW = 1_000_000
 
-#: A call that takes longer than this has waited for messages.
+#: A call that takes longer than this has waited for messages in SQS.
 _WAITED_SECONDS = 1.0
 
 #: Weight of the newest measurement in an average.
 _WEIGHT = 1 / 8
 
-#: With some room, but not for a whole batch: short tasks fill it in this time, and long ones keep
-#: the pool busy.
+#: A poller with room for a part of a batch waits this long for more room. Short tasks make more
+#: room in this time. Long tasks keep the pool busy.
 _LINGER_SECONDS = 0.01
 
-#: A call for a queue with a backlog that takes longer has found the queue empty: it waits.
+#: A backlog answers faster than this. A slower call found the queue empty and is waiting.
 _SOON_SECONDS = 0.1
 
-#: Nothing signals a change of the pool's size or of the settlement backlog, so poll for it.
+#: No event reports a change of the pool's size or of the settlement backlog, so poll for it.
 _LOOK_AGAIN_SECONDS = 1.0
 
-#: Settlements of a queue that SQS has not confirmed. With more of them the worker stops receiving
-#: its messages.
+#: Unconfirmed settlements of a queue above which the worker stops receiving its messages.
 _BEHIND = 1_000
 
 #: A burst of short tasks is soon over. A backlog of settlements that lasts longer is logged.
@@ -68,17 +67,17 @@ class Load:
     """The messages that a worker holds, and could hold.
 
     Attributes:
-        processes: that the pool has, or could have (autoscale).
-        multiplier: of the prefetch window; 0 = no limit; 1 = no message waits for another.
+        processes: processes that the pool has, or could have (autoscale).
+        multiplier: Celery's prefetch multiplier; 0 = no limit; 1 = no message waits for another.
         held: messages received and not settled.
         blocked: of the held ones, the messages that would not start if a process were free.
         expected: messages that calls under way are likely to bring.
         settled_during_a_call: messages expected to be settled before a call made now returns.
         window: messages that may run, or wait for a process.
-        room: messages that there will be room for when the response is here; may be negative.
-        enough: room that makes a call worthwhile: then at most as many messages wait as there are
-            processes, or a full batch is missing.
-        batch: room that makes waiting for more pointless.
+        room: messages that will have room when the response arrives; may be negative.
+        enough: the least room for a call: no more messages wait than there are processes, or there
+            is room for a full batch.
+        batch: with this much room, a poller does not wait for more.
         wanted: how many messages to ask for: 0 to 10.
     """
 
@@ -103,7 +102,7 @@ class Load:
 class Throughput:
     """Estimates, from recent calls, how many messages are settled while SQS responds to one.
 
-    Times are passed in: seconds, of any one clock.
+    Times are passed in, in seconds of one clock.
     """
 
     def __init__(self) -> None:
@@ -118,7 +117,7 @@ class Throughput:
         self._since = now if more else None
 
     def responded(self, now: float, seconds: float, *, full: bool) -> None:
-        """Note the response to a call. Only one that brought all it could did not wait for it."""
+        """Note the response to a call. Only a full one counts, because SQS did not wait for it."""
         if full and seconds < _WAITED_SECONDS:
             self._seconds_per_call = _smooth(self._seconds_per_call or seconds, seconds)
             self._since = self._since or now
@@ -145,7 +144,7 @@ class _QueueCalls:
     """One queue's calls, and how long its settlements have been behind."""
 
     asked_for: int = 0
-    #: Its last response brought all it could, so the next one is likely to do so, without a wait.
+    #: Its last response was full, so the next one is likely to be full too, without a wait.
     has_backlog: bool = False
     last_asked_at: float = 0.0
     behind_since: float | None = None
@@ -160,7 +159,7 @@ class Window:
     A poller names its queue by the URL.
 
     Arguments:
-        consumer: Celery's. Its pool, its autoscaler and its prefetch multiplier may change.
+        consumer: Celery's consumer. Its pool, autoscaler and prefetch multiplier may change.
         keeper: knows how many settlements of a queue SQS has not confirmed.
 
     Attributes:
@@ -222,11 +221,11 @@ class Window:
 
     @property
     def has_free_process(self) -> bool:
-        """Whether a task that is started now would run immediately."""
+        """Whether a task that starts now would run immediately."""
         return len(self._running) < self.processes
 
     def startable_within(self, seconds: float) -> int:
-        """Return how many messages that arrive within some seconds would have a place."""
+        """Return how many messages could start if they arrived within ``seconds``."""
         with self._cond:
             waiting = len(self._held) - len(self._blocked)
             free = Load(self.processes, self._consumer.prefetch_multiplier).window - waiting
@@ -239,7 +238,7 @@ class Window:
     ) -> int:
         """Wait until a receive is worthwhile, and return how many messages to request.
 
-        They count as expected until :meth:`responded`. Returns 0 when ``is_over()``.
+        They count as expected until :meth:`responded`. Returns 0 once ``is_over()`` is true.
         """
         linger_until: float | None = None
         with self._cond:
@@ -261,7 +260,7 @@ class Window:
     def take_more(self, queue: str) -> int:
         """Return how many messages a further call may ask for, or 0 for no call.
 
-        Only full batches: calls cost money, and the poller's own call is under way.
+        It is 0 without room for a full batch, because calls cost money.
         """
         with self._cond:
             load = self._load(queue)
@@ -294,7 +293,7 @@ class Window:
         now = self._keeper.clock()
         since = queue.behind_since = now if queue.behind_since is None else queue.behind_since
         if now - since >= _LONG_BEHIND_SECONDS:
-            queue.behind_since = math.inf  # said once
+            queue.behind_since = math.inf  # logged once
             logger.warning(
                 "sqs_backoff.settling_behind: queue %s: %d messages are done or retried, and SQS"
                 " has not confirmed it; no more are received until it does",
@@ -311,8 +310,8 @@ class Window:
     def _load(self, queue: str) -> Load:
         """Return the load as the queue's poller sees it.
 
-        A long poll on another queue may bring no message for long, so it takes no room away, unless
-        that queue is known to have more and was asked just now.
+        A long poll on another queue may bring no message for long, so it takes up no room. It does
+        if that queue has a backlog and the call has just begun.
         """
         now = self._keeper.clock()
         return Load(
