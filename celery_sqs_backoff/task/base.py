@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 _REQUEST: Final = "celery_sqs_backoff.worker.request:BackoffRequest"
 
-#: Settings of Celery that would let a message bypass the task's budgets, and their values for our
-#: tasks. ``retry.decision`` alone settles the messages of our tasks.
+#: Settings of Celery that would let a message bypass the task's budgets, with the values that our
+#: tasks use instead. For our tasks only ``retry.decision`` decides about messages.
 _OVERRULED: Final[Mapping[str, bool]] = {
     "reject_on_worker_lost": False,
     "retry_on_worker_lost": False,
@@ -50,11 +50,12 @@ _OVERRULED: Final[Mapping[str, bool]] = {
 
 _OURS: Final = __name__.partition(".")[0] + "."
 
+#: The settings that were logged as overruled, by app.
 _overruled_in: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
-    """A Celery task that fails well on Amazon SQS.
+    """A Celery task that retries failures through its own SQS message.
 
     When it raises an error classified as retryable, the message stays on the queue, hidden by
     SQS's visibility timeout for a delay drawn from ``backoff``. The worker publishes no copy and
@@ -66,7 +67,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     * ``backoff``: the delay policy. Default ``FullJitter(base=2, cap=3600)``: seconds, uniform over
       0 to 2, 4, 8, ... 3600.
     * ``retry_for``: seconds or timedelta since SQS first delivered the message while it was due.
-      After that, no retry is started. Default 36 hours; ``None`` = no limit.
+      After that, no retry starts. Default 36 hours; ``None`` = no limit.
     * ``max_retries``: as in Celery, but ``None`` (no limit) by default. On SQS it bounds the
       receives of a message, and a receive is not always a run (a prefetched message that a deploy
       gives back has been received).
@@ -77,27 +78,29 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
       failed work certainly was not processed (RETRYABLE, NOT_PROCESSED), never when it may have
       been (UNKNOWN). It takes back the task's preparations.
     * ``on_give_up``: ``"dead-letter"`` (default) or ``"fail"`` (Celery's FAILURE, message deleted).
-    * ``crash_budget``: runs that may end in a lost worker process or a hard time limit; with the
-      last of them the message is given up. Default 3.
+    * ``crash_budget``: the number of runs that end in a lost worker process or a hard time limit
+      after which the message is given up. Default 3.
     * ``fifo_cap``: seconds or timedelta; the longest delay drawn from ``backoff`` on a FIFO queue,
       where a hidden message holds up its message group. Default 300.
-    * ``park_above``: from which share of SQS's 120,000 messages in flight on a message that would
-      be hidden goes to the dead-letter queue instead, marked as parked, because SQS hands out no
-      further messages at the quota. Default 0.8; ``None`` = never. It does not apply to FIFO
-      queues, because it would break their order.
+    * ``park_above``: a share of SQS's quota of 120,000 messages in flight. Above it, a message that
+      would be hidden goes to the dead-letter queue instead, marked as parked, because SQS delivers
+      no more messages at the quota. Default 0.8; ``None`` = never. It does not apply to FIFO
+      queues, because parking would break their order.
     * ``record_detail``: how much of the exception the dead-letter record holds: ``"full"``
       (default: type, message and traceback, credentials masked) or ``"type"``.
-    * ``provider``: a :class:`~celery_sqs_backoff.Provider` or its name: while it is down for one
-      task, the messages of all its tasks wait without running. ``None`` (default) = no provider.
+    * ``provider``: a :class:`~celery_sqs_backoff.Provider` or its name. While the provider is down,
+      the messages of all tasks with this provider wait without running. ``None`` (default) = no
+      provider.
     * ``redact``: ``callable(text) -> text``, your own masking of the record's message and
       traceback, called in this process after ours. If it fails on a text, the record omits it.
 
     ``autoretry_for``, ``dont_autoretry_for``, ``retry_backoff``, ``retry_backoff_max``,
-    ``retry_jitter`` and ``retry_kwargs`` are read as the options above. Celery's own mechanism,
-    which publishes a copy, is off.
+    ``retry_jitter`` and ``retry_kwargs`` are translated into the options above. Celery's own
+    mechanism, which publishes a copy, is off.
 
     On another broker, and with ``task_always_eager``, a retry is Celery's own with this task's
-    delay; an eager task needs ``max_retries``. Called as a function, it raises its own error.
+    delay. An eager task is retried only if it has ``max_retries``. A task that is called as a
+    function raises its own error.
 
     Raises:
         ImproperlyConfigured: when the task is bound to an app with invalid options, or with
@@ -129,7 +132,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
 
     #: False for Celery's own tasks (``celery.chord_unlock``), which keep Celery's behaviour.
     is_covered: ClassVar[bool] = True
-    #: Hooks around each run.
+    #: Hooks around each run. The base class does nothing.
     extension: ClassVar[Extension] = Extension()
 
     #: Celery wraps ``run`` for autoretry only where this attribute is missing
@@ -196,8 +199,8 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         """Send the task as ``celery.Task.apply_async`` does, if possible with a delay by SQS.
 
         With ``countdown`` (seconds) or ``eta`` the message gets SQS's ``DelaySeconds``, at most
-        900. FIFO queues have no delay per message. The ETA stays on the message, and a worker waits
-        for the rest.
+        900. FIFO queues have no delay per message. The ETA stays on the message, and the worker
+        keeps the message back until then.
         """
         if delay := self._delay_seconds(producer, args, kwargs, options):
             options["DelaySeconds"] = delay
@@ -258,7 +261,7 @@ def _is_set_by_user(cls: type[BackoffTask], name: str) -> bool:
 
 
 def _name_of(cls: Any) -> str:
-    """Return the name of a task that is being bound, or else its class's name, as Celery does."""
+    """Return the task's name or, as in Celery, its class's name while it has no name."""
     return str(cls.name or cls.__qualname__)
 
 

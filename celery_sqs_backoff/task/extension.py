@@ -1,4 +1,4 @@
-"""The four hooks by which ``safe`` takes part in a run of a task."""
+"""The four hooks through which ``celery_sqs_backoff.safe`` extends a run of a task."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..retry.outcomes import Verdict
 
 
 class Answered(Exception):
-    """Raised before or during a run to end the message with a result.
+    """Raised before or during a run, in place of a result, to end the message.
 
     Attributes:
-        result: of the message.
-        is_done: an earlier run of the message has ended well, and ``result`` is its result.
-        has_result: ``result`` is that run's own. If false, it only says why a result is missing.
+        result: the message's result.
+        is_done: whether an earlier run of the message succeeded.
+        has_result: whether ``result`` is that run's own. If not, ``result`` says why none exists.
     """
 
     result: Any = None
@@ -32,12 +32,12 @@ class Extension:
         """Prepare the run of a message, or raise :class:`Answered` in its place."""
 
     def after_run(self, task: Any, result: object) -> None:
-        """Note that a run has ended well. Never raises."""
+        """Note that a run has succeeded. Never raises."""
 
     def run_failed(self, task: Any, exc: BaseException, verdict: Verdict) -> Verdict:
         """Note that a run has failed, and return the verdict on the message.
 
-        It is called for an ``Ignore`` too, which is no failure.
+        The task may have raised ``Ignore``. That calls this hook too, although it is no failure.
         """
         return verdict
 
@@ -47,9 +47,9 @@ class Extension:
         """Clean up after a message that is given up, and return whether that succeeded.
 
         Arguments:
-            run, began: ID of the run that gives the message up, and when that run began or its
-                message was received, in seconds since the epoch.
-            queue: the queue that the message came from.
+            run: the ID of the run that gives the message up; ``None`` if it is not known.
+            began: when that run began or its message was received, in seconds since the epoch.
+            queue: the name of the queue that the message came from, or ``None``.
 
         Returns:
             False if the cleanup could not be done now.

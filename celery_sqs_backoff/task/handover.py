@@ -23,11 +23,11 @@ from ..retry.decision import End, Hide, RunEnd
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
 
-#: Where a request carries the :class:`Delivery` on its way to the tracer.
+#: The key of a request under which the :class:`Delivery` travels to the tracer.
 DELIVERY_KEY = "sqs_delivery"
 
-#: Characters of a failure's text and traceback that go through the pool's pipe, for Celery's
-#: events. The task's process has already stored the whole in the result backend.
+#: Most characters of a failure's text and traceback to send to the main process for Celery's
+#: events. The task's process has already stored the full text in the result backend.
 _MAX_REPR_CHARACTERS: Final = 1_000
 _MAX_TRACEBACK_CHARACTERS: Final = 6_000
 
@@ -50,7 +50,7 @@ class FailedInPool(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a run ended, as the process that ran the task says it. Plain values only."""
+    """How a run ended, from the process that ran the task. Plain values only."""
 
     ended: RunEnd
     error: ErrorText = _NO_ERROR
@@ -58,13 +58,13 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The answer of ``self.retry()``, and its reason.
+    """The exception that ``self.retry()`` raised, and why.
 
     Attributes:
         raised: the exception.
-        cause: the error that the retry is for, if the task named an error.
-        reason: why no retry was left, or ``None`` if one was.
-        is_named: the task has named the delay itself.
+        cause: the error that the retry is for, or ``None``.
+        reason: why no retry was left, or ``None`` if the message is retried.
+        is_named: whether the task named the delay itself.
     """
 
     raised: BaseException
@@ -82,14 +82,14 @@ class Run:
     Attributes:
         task_id: Celery's ID of the task.
         delivery: the SQS message, or ``None`` on another broker and for an eager task.
-        has_begun: the task's own code was called.
-        is_running: the task's own code is running now.
-        is_awaited: callbacks, the rest of a chain or a chord have not been told of a success.
-        arguments: of the task's own code, positional and by name.
-        asked: the last answer of ``self.retry()``.
-        copy: the retry that was published as a copy of the message, if any.
+        has_begun: whether the task's own code was called.
+        is_running: whether the task's own code is running now.
+        is_awaited: whether callbacks, the rest of a chain or a chord still wait for its success.
+        arguments: the arguments of the task's own code: a tuple and a dict.
+        asked: the last exception of ``self.retry()`` and its reason, or ``None``.
+        copy: the retry that was published as a copy of the message, or ``None``.
         report: how the run ended, or ``None`` while it runs.
-        is_known: a rule of the task has classified its failure.
+        is_known: whether a rule of the task has classified its failure.
         extension_state: the state that the task's extension keeps.
     """
 
@@ -109,7 +109,7 @@ class Run:
         return uuid4().hex if self.delivery is None else self.delivery.run_id
 
     def get_asked(self, raised: BaseException) -> Asked | None:
-        """Return the answer of ``self.retry()``, if it raised this exception."""
+        """Return the note about ``self.retry()`` if it raised this exception, else ``None``."""
         return self.asked if self.asked is not None and self.asked.raised is raised else None
 
 
@@ -137,10 +137,10 @@ def begin_elsewhere(request: Any) -> Run:
 
 
 def read_end(exc: TaskPredicate, *, is_named: bool = False) -> RunEnd:
-    """Return how a run ended that raised ``Retry``, ``Reject`` or ``Ignore``.
+    """Return how a run ended, from the ``Retry``, ``Reject`` or ``Ignore`` that it raised.
 
     Arguments:
-        is_named: the task has named the delay of a retry itself.
+        is_named: whether the task named the delay of a retry itself.
     """
     if isinstance(exc, BackoffRetry):
         return RunEnd(End.RETRY_ASKED, Hide(exc.when, is_named=is_named))
@@ -154,8 +154,8 @@ def read_end(exc: TaskPredicate, *, is_named: bool = False) -> RunEnd:
 def pack(exc: BaseException, report: Report, *, traceback: str, internal: bool) -> Any:
     """Return an ``ExceptionInfo`` with the report, without frames and the exception's own data.
 
-    It is a new one, because the task's hooks hold Celery's in the pools that share the worker's
-    process.
+    It is a new object, because hooks of the task may keep Celery's own in the pools that share the
+    worker's process.
     """
     info = ExceptionInfo.__new__(ExceptionInfo)
     info.exception = _stand_in(exc)

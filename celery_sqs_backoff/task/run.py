@@ -1,4 +1,4 @@
-"""The life of one run, from begin and call over judge and undo to decide and report.
+"""Wraps one run of a task, from begin and call over judge and undo to decide and report.
 
 It begins and ends in :func:`wrap_trace`, around Celery's tracer. Between them Celery calls the
 task's ``run``, which :func:`wrap_task` has wrapped. A failure is judged there, before Celery hears
@@ -62,15 +62,16 @@ from .upstream import (
 
 logger = get_task_logger(__name__)
 
-#: Header of a retry published to a broker other than SQS: seconds since the epoch of the first
-#: failure. ``retry_for`` is measured from it, because other brokers report no receive times.
+#: Header of a retry that is published to a broker other than SQS. It has the time of the first
+#: failure in seconds since the epoch. ``retry_for`` begins then, because other brokers report no
+#: receive times.
 FIRST_FAILED_AT: Final = "sqs_backoff_first_failed_at"
 
 _RETURNED: Final = Report(RunEnd(End.RETURNED))
 
 
 class Aborted(BaseException):
-    """Takes a ``MemoryError`` past Celery's own handling, which would store a FAILURE."""
+    """Stands for a ``MemoryError``, so that Celery does not store it as a FAILURE."""
 
 
 # Around Celery's tracer
@@ -83,8 +84,8 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
         delivery = request.pop(DELIVERY_KEY, None) if request else None
         if not isinstance(delivery, Delivery):  # another broker
             return trace(task_id, args, kwargs, request)
-        # Read this now, because Celery before 5.7 takes the next task off its list before it sends
-        # that task.
+        # Read this before the run, because Celery before 5.7 removes the next task of a chain from
+        # the list before it sends that task.
         is_awaited = bool(request.get("callbacks") or request.get("chain") or request.get("chord"))
         run = Run(task_id, delivery, is_awaited)
         token = RUNNING.set(run)
@@ -107,8 +108,8 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hand_over(task: Any, run: Run, result: Any) -> Any:
-    """Return the tracer's result with a small ``ExceptionInfo``, and the report on it."""
-    from celery.app.trace import TraceInfo  # brings the worker along
+    """Return the tracer's result with a small ``ExceptionInfo`` that has the report."""
+    from celery.app.trace import TraceInfo  # imports the whole worker
 
     exc, info = result.info.retval, result.retval
     report = _report_at_last(task, run, exc)
@@ -118,8 +119,8 @@ def _hand_over(task: Any, run: Run, result: Any) -> Any:
 
 
 def _hand_over_escaped(task: Any, run: Run, exc: BaseException) -> Any:
-    """Return a result of Celery's tracer for an exception that escaped it."""
-    from celery.app.trace import TraceInfo, trace_ok_t  # brings the worker along
+    """Return a result like Celery's tracer does, for an exception that escaped the tracer."""
+    from celery.app.trace import TraceInfo, trace_ok_t  # imports the whole worker
 
     report = _report_at_last(task, run, exc)
     if report is _RETURNED:
@@ -136,13 +137,13 @@ def _report_at_last(task: Any, run: Run, exc: BaseException) -> Report:
     """Return the run's report after Celery has stored its result, or has failed to store it.
 
     Arguments:
-        exc: the exception that Celery has ended with.
+        exc: the exception with which the tracer ended.
     """
     report = run.report
     if report is None and isinstance(exc, TaskPredicate):
         return Report(read_end(exc))
     if report is None:
-        # The task did no work before its run, so the message comes back within the budgets.
+        # If the run has not begun, the task did no work, so the message may come back.
         end = End.RAISED if run.has_begun else End.NOT_BEGUN
         end = end if isinstance(exc, Exception) else End.ABORTED
         return Report(RunEnd(end), _describe(task, exc))
@@ -166,12 +167,12 @@ def _describe(task: Any, exc: BaseException) -> ErrorText:
 
 
 def wrap_task(cls: Any) -> None:
-    """Wrap a task's own code and hooks once, and give it its own requests."""
+    """Wrap a task's own code and hooks once, and give the task a request stack of its own."""
     if "request_stack" not in vars(cls):  # Celery shares the stack of the base task
         cls.request_stack = LocalStack()
     _wrap_own(cls, "run")
-    # Celery calls ``before_start``, then ``__call__``, which calls ``run``, for example in a
-    # transaction. Its commit may fail.
+    # Celery calls ``before_start``, then ``__call__``, which calls ``run``. A ``__call__`` of the
+    # user may do so in a transaction. Its commit may fail.
     for name in ("__call__", "before_start"):
         if getattr(cls, name) is not getattr(Task, name):
             _wrap_own(cls, name)
@@ -182,8 +183,8 @@ def wrap_task(cls: Any) -> None:
 def _wrap_own(cls: Any, name: str) -> None:
     """Wrap a task's ``run``, or a ``__call__`` or ``before_start`` of its own, once.
 
-    A user's traceback shows no other function of this package. So this one calls the task's code
-    itself, and raises the exception that ``_end_failed`` returns.
+    The wrapper itself calls the task's code and raises the exception that ``_end_failed`` returns,
+    so that a user's traceback shows no other function of this package.
     """
     function, given = getattr(cls, name), getattr_static(cls, name)
     if getattr(function, "_is_wrapped", False):
@@ -231,7 +232,7 @@ def _wrap_own(cls: Any, name: str) -> None:
 
 
 def _sign_with_self(wrapped: Any) -> None:
-    """Add ``self`` to the signature of a function without it.
+    """Add ``self`` to the signature of a function that has no such argument.
 
     Otherwise ``inspect`` takes its first argument for ``self`` when the method is bound.
     """
@@ -260,7 +261,7 @@ def _end_answered(task: Any, run: Run, answer: Answered) -> Any:
     request = task.request
     is_lost = answer.is_done and not answer.has_result
     if is_lost and (request.chain or request.callbacks or request.chord):
-        # The earlier run may have ended before it handed its result on, and now it is lost.
+        # The earlier run may not have passed its result on, and the result is lost.
         raise _end_failed(task, run, answer) from None
     if answer.has_result:
         _end_returned(task, run)
@@ -295,8 +296,8 @@ def _end_failed(task: Any, run: Run, exc: BaseException) -> BaseException:
     if not is_ours:
         return _end_elsewhere(task, run, exc) if isinstance(exc, Exception) else exc
     if isinstance(exc, SystemExit):
-        # In the pools that share the worker's process it would end the worker (solo) or
-        # leave the message stuck in it for good (threads, gevent: celery/concurrency/base.py).
+        # In the pools that share the worker's process it would end the worker (solo), or the worker
+        # would hold the message for good (threads, gevent: celery/concurrency/base.py).
         exc = WorkerLostError(f"The task called sys.exit({exc.code!r})")
     cause = _cause_of(run, exc)
     failure, verdict = exc, _judge(task, cause)
@@ -344,7 +345,7 @@ def _end_elsewhere(task: Any, run: Run, exc: Exception) -> BaseException:
     request, now = task.request, time.time()
     verdict = _judge(task, _cause_of(run, exc)) or _UNKNOWN
     verdict = _undo(task, run, exc, verdict, raised=exc)
-    is_endless = request.is_eager and task.max_retries is None  # no time passes there
+    is_endless = request.is_eager and task.max_retries is None  # eager retries do not wait
     if verdict.wants_retry and run.get_asked(exc) is None and not is_endless:
         delay = _draw_delay(task, run.delivery, verdict, exc)
         headers = dict(request.headers or {})
@@ -378,8 +379,8 @@ def judge_failure(task: Any, exc: BaseException) -> Verdict:
 def _cause_of(run: Run | None, exc: BaseException) -> BaseException | None:
     """Return the error to judge for an exception, or ``None`` for a retry without an error.
 
-    That is the error that ``self.retry()`` is for. A Retry or a Reject that the task raises itself
-    has the error as its reason, or was raised where the task had caught it.
+    For ``self.retry()`` that is the error which the retry is for. A Retry or a Reject that the task
+    raises itself names the error, or was raised while the task handled the error.
     """
     asked = None if run is None else run.get_asked(exc)
     if asked is not None:
@@ -394,8 +395,8 @@ def _cause_of(run: Run | None, exc: BaseException) -> BaseException | None:
 def _judge(task: Any, cause: BaseException | None) -> Verdict | None:
     """Return the verdict on an error, or ``None`` if no rule knows it.
 
-    Without an error the task has asked for a retry. It is RETRYABLE, because the task says that it
-    has done no work.
+    Without an error the task has asked for a retry. That is RETRYABLE, because the task says
+    that it has done no work.
     """
     if cause is None:
         return Verdict(Outcome.RETRYABLE)
@@ -437,15 +438,15 @@ def _undo(
         The verdict, which an earlier run in doubt changes to UNKNOWN.
     """
     if run.copy is not None and run.copy is not raised:
-        return verdict  # an undo might take back the work of the copy
+        return verdict  # an undo might destroy the work of the copy
     verdict = task.extension.run_failed(task, cause, verdict)
     undo = task.backoff_options.on_not_processed
     if undo is not None and verdict.nothing_was_processed:
         try:
             undo(task, cause, *run.arguments)
         except Exception as failure:  # noqa: BLE001  # the user's code
-            # A failing undo must not turn a retry into a loss. Log no traceback, because it would
-            # hold the text of the task's own failure.
+            # An undo that fails must not turn a retry into a loss. Log no traceback, because it
+            # would quote the text of the task's own failure.
             logger.error(
                 "sqs_backoff.on_not_processed_failed: task %s: %s",
                 *(printable(task.name), error_site(failure)),
@@ -495,7 +496,7 @@ def _draw_delay(
 def _report(task: Any, run: Run, ended: RunEnd, exc: BaseException) -> None:
     """Note how the run has ended, for the main process and for a span."""
     if run.delivery is not None:
-        # Only a dead letter shows more than the type, and formatting it takes most of the time.
+        # Only a dead letter shows more than the error's type. Formatting the rest is slow.
         is_kept = ended.decision is None and ended.end in (End.RETRY_ASKED, End.IGNORED)
         is_kept = is_kept or isinstance(ended.decision, Hide)
         error = ErrorText(exception_type=type_name(exc)) if is_kept else _describe(task, exc)
@@ -505,7 +506,7 @@ def _report(task: Any, run: Run, ended: RunEnd, exc: BaseException) -> None:
 
 # The retry that a task asks for by ``self.retry()``
 
-#: Arguments of a task that cannot be changed in place.
+#: Types of arguments that a task cannot change in place.
 _UNCHANGEABLE = (str, bytes, int, float, type(None))
 
 
@@ -525,7 +526,7 @@ def retry_task(
     The arguments are Celery's. Without ``countdown`` (seconds) and ``eta`` the delay is drawn from
     ``backoff`` instead of being ``default_retry_delay``. The message is kept and hidden if
     arguments and route have not changed, ``throw`` is true, and the delay ends within the 12 hours
-    since the receive that SQS allows. Otherwise a copy is published immediately, as Celery does.
+    that SQS allows since the receive. Otherwise a copy is published immediately, as Celery does.
     ``max_retries=0`` means "fail now": the task's rules do not retry that failure.
 
     Raises:
@@ -576,7 +577,7 @@ def retry_task(
     try:
         given = (task, args, kwargs, exc, False, eta, countdown)
         copy = _publish(task, retries + 1, partial(Task.retry, *given, **options))
-    except Reject as refused:  # the broker does not take it
+    except Reject as refused:  # Celery raises it if the broker does not accept the copy
         if run is not None:
             run.asked = Asked(refused, cause)
         raise
@@ -603,7 +604,7 @@ def seconds_until(eta: datetime | None, task: Any, now: float) -> float:
 
 
 def _retry_in_place_of(task: Any, raised: Retry) -> Exception:
-    """Return the answer of the task's ``retry()`` for a ``Retry`` without a message.
+    """Return the exception that the task's ``retry()`` raises for a ``Retry`` without a message.
 
     A task that is called as a function raises one, because its ``retry()`` has no message to
     publish. The task's code may also raise one by hand. Celery takes it for a published copy and

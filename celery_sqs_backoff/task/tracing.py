@@ -1,7 +1,7 @@
-"""Notes on OpenTelemetry's span of a run, about retries and dead letters.
+"""Adds facts about retries and dead letters to the OpenTelemetry span of a run.
 
-The span is that of ``opentelemetry-instrumentation-celery``; this module adds attributes, events
-and a link to it, and makes no spans. It does so only if OpenTelemetry is loaded. It runs in the
+``opentelemetry-instrumentation-celery`` makes the span. This module adds attributes, events and a
+link to it, and makes no spans. It does nothing if OpenTelemetry is not loaded. It runs in the
 process that runs the task, where the span is the current one.
 """
 
@@ -24,7 +24,7 @@ def note_end(ended: RunEnd, delivery: Delivery, *, attempt: int) -> str | None:
     Args:
         ended: how it ended.
         delivery: its message.
-        attempt: runs of the message, this one included.
+        attempt: the number of runs of the message, this one included.
 
     Returns:
         The span as a W3C ``traceparent``, or ``None`` without one.
@@ -64,7 +64,7 @@ def _note(
             "sqs_backoff.receive_count": delivery.receive_count,
         }
     )
-    # The message names the trace. If its text names no span, the context is not valid.
+    # A replayed message names the span of the failed run. Else the context is not valid.
     context = propagator.extract({"traceparent": delivery.replay_of or ""})
     original = api.get_current_span(context).get_span_context()
     if original.is_valid:

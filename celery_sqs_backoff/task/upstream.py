@@ -27,13 +27,13 @@ from .handover import RUNNING, run_of
 
 logger = get_task_logger(__name__)
 
-#: Celery's hooks that run after the decision about the task's end.
+#: Celery's hooks that run after the message's settlement is decided.
 _HOOKS: Final = ("on_retry", "on_failure", "on_success", "after_return")
 
 #: Flags of code with frames that can be suspended.
 _MAY_WAIT: Final = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
-#: Most exceptions of one chain whose frames are freed.
+#: Most exceptions of a chain to free the frames of.
 _MAX_CHAIN: Final = 10
 
 
@@ -88,7 +88,7 @@ def contain_backend(backend: Any) -> None:
         try:
             return store(task_id, result, state, *args, **kwargs)
         except SoftTimeLimitExceeded:
-            raise  # Celery raises it only once, and the run needs it
+            raise  # Celery raises it only once, and it must end the run
         except Exception as exc:
             if state != states.STARTED or run is None or run.has_begun or run.task_id != task_id:
                 raise
@@ -169,7 +169,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def ends_the_process(exc: BaseException) -> bool:
-    """Return whether the exit is the worker's own, or ends a child process of the prefork pool."""
+    """Return whether an exception ends the worker, or a child process of the prefork pool."""
     if isinstance(exc, WorkerShutdown | WorkerTerminate):
         return True
     is_child = current_process()._parent_pid is not None
@@ -179,8 +179,8 @@ def ends_the_process(exc: BaseException) -> bool:
 def is_pools_time_limit(exc: BaseException, task: Any, timelimit: Any) -> bool:
     """Return whether gevent's pool raised this in the task's greenlet for the hard time limit.
 
-    The pool must see it again, because the pool reports the time limit to the main process. A
-    task's own ``gevent.Timeout`` with exactly the same number of seconds cannot be told from it.
+    The exception must reach the pool again, because the pool reports the time limit to the main
+    process. A task's own ``gevent.Timeout`` of the same number of seconds looks the same.
 
     Arguments:
         timelimit: the message's header, a pair of hard and soft limit, or ``None``.
@@ -195,12 +195,12 @@ def is_pools_time_limit(exc: BaseException, task: Any, timelimit: Any) -> bool:
 def free_frames(exc: BaseException | None) -> None:
     """Free the memory that the ended frames of a failure hold.
 
-    In all versions of Celery the tracer's frame holds Celery's ``ExceptionInfo``, which holds the
-    exception, which holds the frame, some 150 KB for each failure. Celery 5.7 clears the frames of
-    the failure, but not the frames of its cause.
+    In all versions of Celery the tracer's frame holds the ``ExceptionInfo``, which holds the
+    exception, which holds the frame: a cycle of some 150 KB for each failure. Celery 5.7 clears the
+    frames of the failure, but not the frames of its cause.
 
-    Frames of generators and coroutines are kept. They may be suspended, not ended, in a client that
-    passes its errors to its callers and goes on. Clearing them would end them before Python 3.13.
+    Frames of generators and coroutines are kept. A client may keep them suspended after it has
+    passed an error to its caller. Before Python 3.13 clearing them would end them.
     """
     for _ in range(_MAX_CHAIN):
         if exc is None:
@@ -216,13 +216,13 @@ def free_frames(exc: BaseException | None) -> None:
 
 
 def store_refusal(task: Any, result: object) -> None:
-    """Store why a message was refused, which ends its chain, and tell its chord.
+    """Store the reason for a refusal as the result, also for the chain, and complete its chord.
 
     Raises:
         Exception: whatever the result backend's library raises.
     """
     request = task.request
-    task.backend.mark_as_done(  # tells the chord even if no result is stored
+    task.backend.mark_as_done(  # notifies the chord even if no result is stored
         request.id, result, request=request, store_result=not ignores_result(task, request)
     )
     for member in chord_members(request.chain):
