@@ -1,4 +1,4 @@
-"""How long may a message go on being retried?
+"""Decides by a message's budgets whether it may be retried again.
 
 Plain numbers only. ``sqs.delivery`` turns a message from SQS into them.
 """
@@ -19,9 +19,9 @@ from .policies import FullJitter, Policy, RandomSource, to_seconds
 
 logger = logging.getLogger(__name__)
 
-#: A hidden message comes back for its last run this long before ``retry_for`` ends, or this share
-#: of ``retry_for`` if that is less. SQS shows the message a little late, and the worker may
-#: be busy.
+#: A hidden message comes back for its last run this many seconds before ``retry_for`` ends, or this
+#: share of ``retry_for`` if that is less, because SQS shows it a little late and the worker may be
+#: busy.
 LAST_RUN_SECONDS, LAST_RUN_SHARE = 60.0, 0.1
 
 
@@ -46,15 +46,15 @@ class GiveUpReason(str, Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """Where a message stands against its budgets, after or before one of its runs."""
+    """A message's use of its budgets so far, after or before one of its runs."""
 
-    #: An upper bound of the runs before this one, because a receive need not lead to a run.
+    #: The most runs before this one. There may be fewer, because a receive need not lead to a run.
     retries: int = 0
     #: Seconds since the first receive at which the message was due.
     elapsed: float = 0.0
     #: The queue allows no further receive. At the next one it would silently move the message.
     is_last_receive: bool = False
-    #: The queue should have moved the message before this receive.
+    #: SQS has delivered it more often than the queue's ``maxReceiveCount`` allows.
     is_overdue: bool = False
     #: The queue's retention period would delete the message before a retry.
     is_expiring: bool = False
@@ -68,8 +68,8 @@ def find_reason(
     Arguments:
         standing: the message's standing after the run that has just failed.
         max_retries: most retries; ``None`` = no limit.
-        retry_for: seconds; ``None`` = no limit. A retry that would begin later would not run, so
-            the message does not wait for it.
+        retry_for: seconds; ``None`` = no limit. A retry that would begin later is not allowed, so
+            the message is given up now.
         delay: seconds until the retry would begin.
     """
     if max_retries is not None and standing.retries >= max_retries:
@@ -94,15 +94,16 @@ def find_reason_before_run(
 ) -> GiveUpReason | None:
     """Return which budget was used up before this receive, or ``None`` if the task may start.
 
-    A receive is not a run: a worker that stopped may have given the message back unstarted. So the
-    number of receives ends a message only if one of its runs is known to have started. A message
-    that may never have run gets one run even after ``retry_for``. A message received at least
-    ``crash_budget`` times is assumed to have run.
+    A receive is not a run, because a worker that stopped may have given the message back without
+    starting it. So the number of receives ends a message only if a run is known to have started. A
+    message that may never have run gets one run even after ``retry_for``. A message received at
+    least ``crash_budget`` times is assumed to have run.
 
     Arguments:
         standing: the standing of the message that was just received.
         max_retries, retry_for: as for :func:`find_reason`.
-        crashes: runs known to have been started and lost, of which ``crash_budget`` are too many.
+        crashes: runs that started and ended with their process, as far as is known.
+        crash_budget: the number of crashes at which the message is given up.
     """
     if crashes >= crash_budget:
         return GiveUpReason.WORKER_LOST
@@ -144,7 +145,7 @@ def receives_needed(
     may need a tenth more or less.
 
     Arguments:
-        at_most: the count ends there. SQS allows no ``maxReceiveCount`` above 1,000.
+        at_most: the highest result. SQS allows no ``maxReceiveCount`` above 1,000.
         rng: the source of the delays; ``None`` = always the same draws.
     """
     rng, backoff = rng or Random(0), tolerant(backoff)
@@ -167,7 +168,7 @@ def shrink(delay: float, ceiling: float, cap: float) -> float:
 
 @dataclass(frozen=True)
 class _Tolerant(Policy):
-    """A user's policy that never raises, with delays of ``cap`` seconds at most."""
+    """Wraps a user's policy, so that it never raises and no delay exceeds ``cap`` seconds."""
 
     policy: Policy
     cap: float
@@ -216,7 +217,7 @@ def draw_delay(
     ``sqs_backoff.backoff_broken``; ``FullJitter()`` takes its place.
 
     Arguments:
-        options: the task's, with its ``backoff`` and ``fifo_cap``.
+        options: the task's options, with ``backoff`` and ``fifo_cap``.
         is_fifo: the message is on a FIFO queue, where ``fifo_cap`` applies.
     """
     cap = options.fifo_cap if is_fifo else math.inf

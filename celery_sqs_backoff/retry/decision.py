@@ -1,9 +1,9 @@
-"""The fate of a message when a run of its task has ended, as one table.
+"""Decides whether SQS deletes, hides or moves a message after a run of its task, as one table.
 
 A message is deleted, hidden, sent to the dead-letter queue, or given back. The process that ran
 the task decides about a failure (:func:`decide_failure`) and reports its decision. The worker's
 main process settles each end (:func:`decide`) before any of Celery's own code runs. So a later
-failure, such as that of a result backend or a user's hook, cannot change the answer.
+failure, such as that of a result backend or a user's hook, cannot change the decision.
 
 =================  ===========================================  ================================
 how the run ended  without a decision                           with a decision of its process
@@ -43,7 +43,7 @@ MIN_CRASH_DELAY_SECONDS: Final = 2.0
 
 
 class _Fate(Enum):
-    """The fate of a message whose run's process has decided nothing."""
+    """The settlement of a message if the process of its run has made no decision."""
 
     DELETE = 1
     GIVE_UP = 2
@@ -52,12 +52,15 @@ class _Fate(Enum):
 
 
 class End(Enum):
-    """How a run ended, in words, with the answer to each question about it.
+    """How a run ended, in words, with the facts that follow from it.
 
     Attributes:
-        fate: of the message, if the task's process has decided nothing.
-        reason: for giving it up. A crash has one for the last that ``crash_budget`` allows.
-        is_run: the task was begun, and the end is of its doing.
+        fate: the settlement of the message, if the task's process has made no decision.
+        reason: the reason to give the message up, or ``None``. A crash uses its reason when
+            ``crash_budget`` is used up.
+        is_run: whether the task had begun, and the worker did not end it.
+        is_success: whether the task returned or raised ``Ignore``.
+        is_crash: whether the end counts against ``crash_budget``.
     """
 
     RETURNED = "returned", _Fate.DELETE
@@ -110,7 +113,7 @@ class Hide:
     outcome: Outcome = Outcome.RETRYABLE
     #: Seconds that the provider asked for, part of ``seconds``, or ``None`` if it did not ask.
     retry_after: float | None = None
-    #: The task has named the delay by ``countdown`` or ``eta``, so the worker never shortens it.
+    #: Whether the task named the delay by ``countdown`` or ``eta``. The worker never shortens it.
     is_named: bool = False
 
 
@@ -136,19 +139,19 @@ Settle: TypeAlias = Delete | Hide | DeadLetter | GiveBack
 
 
 class Reply(Enum):
-    """The provider's reply, as a run of its task shows it."""
+    """The provider's reply to a call, as the end of a run shows it."""
 
     #: The provider took the call, or refused it for good (NOT_PROCESSED).
     ANSWERED = "answered"
     #: The provider is up and refuses the call for now. The failure names a Retry-After.
     REFUSED = "refused"
-    #: The call failed, and one of the task's rules knows the error, in doubt or not.
+    #: The call failed with an error that one of the task's rules knows. It may have been processed.
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """The end of one run and, if known, its process's decision and the provider's reply."""
+    """The end of one run, with the decision of its process and the provider's reply, if any."""
 
     end: End
     decision: Hide | DeadLetter | None = None
@@ -160,9 +163,9 @@ class Facts:
     """Everything that a decision needs, apart from the end of the run.
 
     Arguments:
-        standing: where the message stands.
+        standing: the message's use of its budgets so far.
         max_retries, retry_for, crash_budget: the task's budgets.
-        crashes: runs of the message that are known to be lost, this one included if it is.
+        crashes: known crashes of the message, this run included if it crashed.
         delay: seconds, drawn from the task's policy for this failure; only where
             :func:`needs_delay` says so.
         keeps_dead_letters: the task wants dead letters, and the queue has a place for them. Also
@@ -215,7 +218,7 @@ def needs_facts(ended: RunEnd) -> bool:
 
 
 def needs_delay(ended: RunEnd) -> bool:
-    """Return whether :func:`decide` may hide the message for the delay of the task's policy."""
+    """Return whether :func:`decide` needs a delay from the task's policy."""
     return ended.decision is None and ended.end.fate is _Fate.COME_BACK
 
 

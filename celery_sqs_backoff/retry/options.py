@@ -11,10 +11,10 @@ from typing import Any
 from .outcomes import Classifier
 from .policies import Exponential, FullJitter, Policy, Schedule, to_seconds
 
-#: The setting that names the adapters for messages of other senders.
+#: The setting with the adapters for messages that Celery has not sent.
 FOREIGN = "foreign"
 
-#: Further settings in ``app.conf.sqs_backoff``, which other rooms read.
+#: Further settings in ``app.conf.sqs_backoff``, which other packages of this project read.
 _APP_WIDE_ONLY = (
     *("store", "namespace", "secret", "encrypt"),
     FOREIGN,
@@ -25,7 +25,7 @@ _APP_WIDE_ONLY = (
 DEAD_LETTER = "dead-letter"
 FAIL = "fail"
 
-#: Detail of the exception in a dead-letter record: everything, or its type only.
+#: Detail of the exception in a dead-letter record. ``full`` is type, message and traceback.
 FULL = "full"
 TYPE_ONLY = "type"
 
@@ -62,7 +62,7 @@ class Options:
     park_above: float | None = 0.8
     record_detail: str = FULL
     redact: Callable[[str], str] | None = None
-    #: A ``provider.Provider``, or its name; that room lies above this one.
+    #: A ``provider.Provider``, its name, or ``None``. This package must not import that class.
     provider: Any = None
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class Options:
 
         Arguments:
             app_wide: the app's dict of options.
-            own: the task's.
+            own: the task's options.
             setting: the name under which the project has set ``app_wide``, for error messages.
         """
         known = (*cls.names(), *_APP_WIDE_ONLY)
@@ -117,7 +117,7 @@ class Options:
 
     @classmethod
     def refuse_misspelt(cls, given: Iterable[str]) -> None:
-        """Refuse a keyword of ``@app.task`` that is nearly, but not quite, one of ours.
+        """Refuse a keyword of ``@app.task`` that looks like a misspelt option of ours.
 
         Celery turns any keyword into an attribute, so a misspelt option would be ignored silently.
         """

@@ -1,4 +1,4 @@
-"""The meaning of a failure. May the task run again, and may its effects be undone?
+"""Decides whether a failed task may run again, and whether its effects may be undone.
 
 Every error gets one of three outcomes. Retryable is an allow list. If no rule knows an error, the
 work may have been processed, so the task does not run again.
@@ -39,7 +39,7 @@ class Verdict:
     """An outcome, the wait that the provider asks for, and whether repeating is safe.
 
     "Nothing was processed" and "safe to repeat" are two facts. An idempotent call that timed out
-    may have been processed, and can still be repeated:
+    may have been processed and can still be repeated. Its verdict is
     ``Verdict(Outcome.UNKNOWN, safe_to_repeat=True)``.
 
     Arguments:
@@ -179,9 +179,9 @@ def judge(
     3. ``never_retry``: ``None`` for these classes and their subclasses;
     4. ``retry_on``: RETRYABLE for these classes and their subclasses.
 
-    If a classifier raises, or returns something else than an ``Outcome``, a ``Verdict`` or
-    ``None``, it is logged as ``sqs_backoff.classifier_broken`` and passed over, as if it did not
-    know the exception. A bug in it can lose a retry, but never cause one.
+    If a classifier raises, or returns anything but an ``Outcome``, a ``Verdict`` or ``None``, that
+    is logged as ``sqs_backoff.classifier_broken``, and the next rule is asked. A classifier's bug
+    can lose a retry, but never cause one.
 
     Classes are compared with the exception itself, not with its ``__cause__`` or ``__context__``,
     because an error wrapped in another may have happened after the work was done. A classifier may

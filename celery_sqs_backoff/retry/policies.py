@@ -1,4 +1,4 @@
-"""How long does a failed task wait before it is tried again?
+"""The policies that compute the delay before a failed task is tried again.
 
 A policy computes seconds from the number of the failure alone. The caller passes the randomness in.
 """
@@ -21,7 +21,7 @@ class RandomSource(Protocol):
 
 
 class Policy(ABC):
-    """A delay for each failure. Base class of the policies here, and of your own.
+    """A delay for each failure. Base class of the policies here, and of your own policies.
 
     A subclass must define ``ceiling``. A subclass with jitter also overrides ``delay``.
     """
@@ -38,7 +38,7 @@ class Policy(ABC):
         return self.ceiling(attempt)
 
     def delay_for(self, message_id: str, attempt: int, rng: RandomSource = random) -> float:
-        """Draw the delay for a given message. Only ``DecorrelatedJitter`` looks at the message."""
+        """Draw the delay in seconds for one message. Only ``DecorrelatedJitter`` uses its ID."""
         return self.delay(attempt, rng)
 
 
@@ -136,7 +136,7 @@ class DecorrelatedJitter(_Growing):
     ``d[0]`` is ``base``; by default the delay lies between 2 and 6, 18, 54, ... 1458, 3600 seconds.
     A draw never passes the cap, but it is cut off there instead of being spread below it. Of many
     messages that have failed for a long time, about a quarter wait exactly ``cap`` and come back
-    together. ``FullJitter`` does not have that fault.
+    together. ``FullJitter`` has no such peak.
 
     No state is stored between attempts. The chain of a message is drawn from its id, so every
     worker that sees the message replays the same delays up to this one, at the cost of one draw per
@@ -178,8 +178,8 @@ class Schedule(Policy):
     """An explicit list of delays, of which the last repeats: ``delays[min(attempt, n) - 1]``.
 
     ``Schedule([1, 5, timedelta(minutes=1)])`` gives 1, 5, 60, 60, ... seconds. The values may stand
-    in any order, and the schedule adds no jitter and no cap. It never ends the retries, which is up
-    to ``max_retries`` and ``retry_for``.
+    in any order, and the schedule adds no jitter and no cap. It never ends the retries. Only
+    ``max_retries`` and ``retry_for`` do.
 
     Arguments:
         delays: seconds or timedeltas, each from 0 up, at least one. Kept as a tuple of float
