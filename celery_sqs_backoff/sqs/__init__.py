@@ -1,1 +1,1 @@
-"""What Amazon SQS is: its limits, queues, messages and calls."""
+"""Amazon SQS: its limits, queues, messages and calls."""

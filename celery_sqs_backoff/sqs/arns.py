@@ -1,4 +1,4 @@
-"""The ARN of a queue, read strictly. Callers compare the whole ARN, never only the name."""
+"""Parses the ARN of a queue strictly. Callers compare the whole ARN, never only the name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ARN = re.compile(rf"arn:(aws[a-z-]*):sqs:([a-z0-9-]+):([0-9]{{1,12}}):({_NAME})
 
 _REGION = r"[a-z]{2,4}(?:-[a-z]+)+-\d+"
 
-#: ``sqs.REGION.`` and the legacy ``REGION.queue.``. In other hosts the word may be a pod.
+#: Matches ``sqs.REGION.`` and the legacy ``REGION.queue.``. Elsewhere such a word may be any name.
 _REGION_IN_HOST = re.compile(rf"(?:^|\.)sqs(?:-fips)?\.({_REGION})\.|^({_REGION})\.queue\.")
 
 
@@ -50,7 +50,7 @@ class QueueArn:
 
 
 def region_of(host: str) -> str | None:
-    """Return the Region in a queue's URL of any form, or ``None`` for a local server.
+    """Return the Region in the host of a queue's URL, or ``None`` for a local server.
 
     https://docs.aws.amazon.com/general/latest/gr/sqs-service.html (the legacy names, too)
     """

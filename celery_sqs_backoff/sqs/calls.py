@@ -63,8 +63,8 @@ class Calls:
         client: a boto3 client, or a callable that returns one. It is called before every call to
             SQS, so the client can be replaced.
         queue_url: the queue.
-        refresh: makes the next client have newer credentials. It is called, and the call is
-            repeated once, where an error says that the credentials are at fault.
+        refresh: gives the next client newer credentials. If an error says that the credentials are
+            at fault, it is called, and the call to SQS is repeated once. ``None``: no repeat.
 
     No method raises, except for more than ten entries, which is a bug of the caller.
     """
@@ -93,12 +93,12 @@ class Calls:
         wait_seconds: int,
         visibility_timeout_seconds: int | None = None,
     ) -> Received:
-        """Receive 1 to 10 messages with all their attributes, within 0 to 20 seconds.
+        """Receive up to ten messages with all their attributes.
 
         Arguments:
-            max_messages: most messages.
-            wait_seconds: of the long poll.
-            visibility_timeout_seconds: for the messages received; ``None`` = the queue's own.
+            max_messages: most messages, 1 to 10.
+            wait_seconds: the long poll, 0 to 20; 0 = no long poll.
+            visibility_timeout_seconds: for the received messages; ``None`` = the queue's own.
         """
         parameters: dict[str, Any] = {
             "QueueUrl": self.queue_url,
@@ -115,7 +115,7 @@ class Calls:
         return Received(failure=result) if isinstance(result, Failure) else Received(result)
 
     def change_visibility(self, entries: Sequence[tuple[str, int]]) -> Results:
-        """Hide up to ten messages, given as (receipt handle, seconds from now). 0 shows one."""
+        """Hide up to ten messages, each given as (receipt handle, seconds). 0 shows a message."""
         numbered = [{"ReceiptHandle": handle, "VisibilityTimeout": s} for handle, s in entries]
         return [each.failure for each in self._batch(Operation.CHANGE_VISIBILITY, numbered)]
 
@@ -150,7 +150,11 @@ class Calls:
     def attempt(
         self, operation: Operation, call: Callable[[Any], _Result], *, again: bool = True
     ) -> _Result | Failure:
-        """Make a call with the client, which ``call`` gets, and return its result or failure."""
+        """Call ``call`` with the client, and return its result or failure.
+
+        Arguments:
+            again: whether to repeat the call once after a refresh of the credentials.
+        """
         try:
             return call(self._client() if callable(self._client) else self._client)
         except Exception as exc:  # noqa: BLE001  # any exception is a result
@@ -158,7 +162,7 @@ class Calls:
         if again and self._refresh is not None and failure.newer_credentials_may_help:
             try:
                 self._refresh()
-            except Exception as exc:  # noqa: BLE001  # the credentials' source is down: a result
+            except Exception as exc:  # noqa: BLE001  # the credentials' source fails: a result
                 return replace(failure_of(exc, operation), kind=Kind.CREDENTIALS)
             return self.attempt(operation, call, again=False)
         return failure
@@ -178,7 +182,7 @@ class Calls:
         if isinstance(response, Failure):
             return [Sent(failure=response)] * len(entries)
         listed: dict[str, Sent] = {}
-        with suppress(AttributeError, KeyError, TypeError):  # the answer makes no sense
+        with suppress(AttributeError, KeyError, TypeError):  # a malformed response lists no entry
             for entry in response.get("Successful") or ():
                 listed[entry["Id"]] = Sent(entry.get("MessageId"))
             for entry in response.get("Failed") or ():

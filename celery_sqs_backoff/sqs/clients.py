@@ -1,12 +1,12 @@
-"""boto clients for a worker's queues: one per credentials, region and endpoint, not one per queue.
+"""Makes the boto clients for a worker, two for each set of credentials, Region and endpoint.
 
-Two clients, because they must not share connections: quiet long polls would hold the connections
-that settling needs. Both make one attempt per call; the caller decides whether to retry.
+One client polls and the other settles. They must not share connections, because quiet long polls
+would hold the connections that settling needs. By default a call is tried once, because the caller
+decides whether to retry.
 
-A thread of their own renews credentials, not the calls that need them. botocore renews them in the
-thread that happens to make a call, and lets all other threads wait
-(https://github.com/boto/botocore/pull/790). STS may hang for minutes, and on those threads the
-holds of all messages of a queue may depend.
+A thread of its own renews the credentials. botocore would renew them in the thread that happens to
+make a call, while all other threads wait (https://github.com/boto/botocore/pull/790). STS may hang
+for minutes, and in that time no message of a queue would be renewed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from .limits import MAX_WAIT_TIME_SECONDS
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
-#: botocore waits 60 s and tries five times by default. That is too long, because other leases
-#: depend on the next call of the same thread.
+#: By default botocore waits 60 s and tries five times. That is too long, because the next call of
+#: the same queue waits for this one.
 _SETTLING = Config(
     connect_timeout=5,
     read_timeout=10,
@@ -59,7 +59,7 @@ _POLLING = Config(
 
 #: The most that a call may take. botocore's timeouts come from urllib3: they start again at each
 #: byte (https://urllib3.readthedocs.io/en/stable/reference/urllib3.util.html) and do not cover the
-#: search for an address. A request gets one more second for each 50,000 of its own bytes.
+#: DNS lookup. A request gets one more second for each 50,000 bytes of its own body.
 _SETTLING_SECONDS = 15.0
 _POLLING_SECONDS = MAX_WAIT_TIME_SECONDS + 35.0
 _SLOWEST_BYTES_PER_SECOND = 50_000
@@ -76,8 +76,8 @@ _TOKEN_SECONDS = 900
 _RENEW_EARLY_SHARE = 1 / 3
 _RENEW_NOW_SHARE = 1 / 9
 
-#: A call waits for a renewal until it is this old, with a valid old token and without. The first
-#: call also makes botocore's clients, which takes a busy small machine more than ten seconds.
+#: How long a call waits for a renewal, with a valid old token and without one. The first call also
+#: makes botocore's clients, which takes a busy small machine more than ten seconds.
 _WITH_GOOD_SECONDS = 1.0
 _WITHOUT_SECONDS = 30.0
 
@@ -99,7 +99,7 @@ class _Account:
     Attributes:
         making: makes the clients, once for all threads that wait for them.
         pair: the clients; ``None`` before they are made, and after SQS has refused them.
-        was_refused: the client that kombu keeps has credentials that SQS refuses.
+        was_refused: whether SQS refuses the credentials of the client that kombu keeps.
     """
 
     pair: _Pair | None = None
@@ -112,14 +112,14 @@ class _Account:
 class Clients:
     """The clients for a worker's queues, with the credentials, region and endpoint of kombu's.
 
-    They stay when Celery reconnects. Credentials are taken from kombu's own client, so that a
-    subclass's ``new_sqs_client`` is heeded; with ``sts_role_arn`` (in the transport options, or on
-    a predefined queue) they refresh themselves before they expire. Safe to use from any thread. If
-    the token of a role cannot be fetched, only the queues of that role wait, and each call for
-    30 seconds at the most.
+    They stay when Celery reconnects. The credentials come from kombu's own client, so that a
+    subclass's ``new_sqs_client`` has its effect. With ``sts_role_arn`` (in the transport options,
+    or on a predefined queue) they are renewed before they expire. Safe to use from any thread. If
+    the token of a role cannot be fetched, only calls on the queues of that role wait, each for 30
+    seconds at most.
 
     Arguments:
-        attempts: how often a call other than a receive is tried.
+        attempts: how often a call other than a receive is tried. Default 1.
     """
 
     def __init__(self, *, attempts: int = 1) -> None:
@@ -146,7 +146,7 @@ class Clients:
         return calls
 
     def polling(self, url: str) -> Calls:
-        """Return the port for receiving, which may wait for the longest of long polls."""
+        """Return the port for receiving. Its timeouts allow a long poll of 20 seconds."""
         return Calls(lambda: self._pair(url).polling, url, refresh=lambda: self.refresh(url))
 
     def refresh(self, url: str) -> None:
@@ -167,7 +167,7 @@ class Clients:
                 key = _key(self._channel, url)
                 account = self._accounts.setdefault(key, _Account(partial(self._make, key)))
                 self._account_of[url] = account
-        # A role's token comes from STS.
+        # No clients yet, or refused ones: wait until they are made, which may need STS.
         return account.pair or _wait_for_credentials(account.making)
 
     def _make(self, key: tuple[Any, ...], account: _Account) -> _Pair:
@@ -192,7 +192,7 @@ class Clients:
 
 
 def _copy(client: Any, config: Config, seconds: float, credentials: Any = None) -> SQSClient:
-    """Copy kombu's client, credentials included, with timeouts and attempts of our own."""
+    """Copy kombu's client and its credentials, with timeouts and attempts of our own."""
     credentials = credentials or client._request_signer._credentials  # as kombu copies its clients
     _renew_beside(credentials)
     with _SESSION_LOCK:
@@ -203,7 +203,7 @@ def _copy(client: Any, config: Config, seconds: float, credentials: Any = None) 
                 "sqs",
                 region_name=client.meta.region_name,
                 endpoint_url=client.meta.endpoint_url,
-                verify=client._endpoint.http_session._verify,  # a subclass's own authority
+                verify=client._endpoint.http_session._verify,  # a subclass may name its own CA
                 config=client.meta.config.merge(config),
             )
         finally:
@@ -214,7 +214,7 @@ def _copy(client: Any, config: Config, seconds: float, credentials: Any = None) 
 
 
 def _end_in_time(http_session: Any, seconds: float) -> None:
-    """End each call in time. Its thread goes on until the server responds or hangs up."""
+    """Limit each call to ``seconds``. Its thread goes on until the server responds or hangs up."""
     send = http_session.send
 
     def send_in_time(request: Any) -> Any:
@@ -229,7 +229,7 @@ def _end_in_time(http_session: Any, seconds: float) -> None:
     http_session.send = send_in_time
 
 
-#: A session has 8 MB of service descriptions; one serves all clients of the process.
+#: Guards the session, which has 8 MB of service descriptions, so all clients share one.
 _SESSION_LOCK = threading.Lock()
 
 
@@ -239,7 +239,7 @@ def _session() -> Session:
 
 
 def _key(channel: Any, url: str) -> tuple[Any, ...]:
-    """Return the region, access key, secret key and role that a queue's clients depend on."""
+    """Return the Region, access key, secret key and role of a queue. Equal keys share clients."""
     options: Mapping[str, Any] = next(
         (queue for queue in channel.predefined_queues.values() if queue["url"] == url), {}
     )
@@ -258,7 +258,7 @@ def _key(channel: Any, url: str) -> tuple[Any, ...]:
 
 
 def _renew_beside(credentials: Any) -> None:
-    """Renew credentials in a thread of their own. Several clients may share them."""
+    """Let a thread of its own renew the credentials, which several clients may share."""
     if isinstance(credentials, RefreshableCredentials) and "get_frozen_credentials" not in vars(
         credentials
     ):
@@ -274,8 +274,8 @@ def _wait_for_credentials(fetch: SharedCall[_Result], method: str = "broker") ->
         method: botocore's name of their source.
 
     Raises:
-        CredentialsNotRenewed: the fetch took 30 seconds, and goes on; or the source was not
-            reached, or refuses. Any other exception of ``fetch`` is raised, too.
+        CredentialsNotRenewed: the fetch has taken 30 seconds, and goes on. Or its source was not
+            reached, or refused. Any other exception of ``fetch`` is raised, too.
     """
     try:
         return fetch.result(seconds=_WITHOUT_SECONDS)
@@ -316,7 +316,7 @@ class _Renewal:
 
 
 def _role_credentials(fetch: Callable[[], Mapping[str, Any]]) -> RefreshableCredentials:
-    """Make credentials that fetch a role's token now, and each further one in time."""
+    """Fetch a role's token, and return credentials that renew it before it expires."""
 
     def refresh() -> dict[str, str]:
         token = fetch()
@@ -367,9 +367,9 @@ def _share_clients(channel: Any) -> None:
 
 
 def _token_source(channel: Any, role: str) -> Callable[[], Mapping[str, Any]]:
-    """Return a function that fetches a role's token as kombu does, also after the channel closed.
+    """Return a function that fetches a role's token as kombu does, even if the channel is closed.
 
-    kombu itself remembers one expiry for the tokens of all queues, and renews one of them
+    kombu itself has one expiry time for the tokens of all queues, and renews only one of them
     (https://github.com/celery/kombu/pull/2224).
     """
     options = dict(channel.transport_options)

@@ -1,4 +1,4 @@
-"""The record on a given-up message, so that a person can judge it, and the mark on its replay."""
+"""Reads and writes the record on a dead letter, which says why a task was given up."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _Key = TypeVar("_Key")
 #: The one message attribute that we add. It holds JSON.
 ATTRIBUTE_NAME = "celery-sqs-backoff"
 
-#: The message attribute that a replay adds. It outlives the next dead-lettering, by SQS or by us,
-#: both of which keep attributes that are not the dead-letter record.
+#: The message attribute that marks a replay. If the message becomes a dead letter again, it stays,
+#: because SQS and the worker keep all attributes except the dead-letter record.
 REPLAY_ATTRIBUTE = "celery-sqs-backoff-replay"
 
-#: Where it goes when the message has ten attributes of its own.
+#: The header of Celery for that mark, if the message has ten attributes of its own.
 REPLAY_HEADER = "sqs_backoff_replay"
 
-#: Longest mark that is read, because its sender may have written anything.
+#: Longer marks are not read, because a sender may have written anything.
 _MAX_MARK_CHARACTERS = 1_000
 
-#: Characters of names and ids in a record; most come from the message, so from its sender.
+#: Most characters of names and ids in a record. Most of them come from the message's sender.
 _MAX_NAME_CHARACTERS = 500
 
-#: Limits of the texts that are not names. They include the dots that mark a cut.
+#: Most characters of the texts that are not names, with the dots that mark a cut.
 _MAX_CHARACTERS = {
     "exception_message": MAX_MESSAGE_CHARACTERS + 10,
     "traceback": MAX_TRACEBACK_CHARACTERS + 10,
@@ -41,7 +41,7 @@ _TEXTS = (
     *("origin", "worker", "trace"),
 )
 
-#: The keys of an attribute that SendMessage accepts. ReceiveMessage adds lists, always empty.
+#: The keys of an attribute that SendMessage accepts. ReceiveMessage adds lists that are empty.
 _VALUE_KEYS = ("DataType", "StringValue", "BinaryValue")
 
 
@@ -111,7 +111,7 @@ def read_record(message: Mapping[str, Any]) -> DeadLetterRecord | None:
 
 
 def replay_of(message: Mapping[str, Any]) -> str | None:
-    """Return the ``traceparent`` of the run that failed, which a replayed message names.
+    """Return the ``traceparent`` of the failed run, or ``None`` if the message is no replay.
 
     Args:
         message: as ReceiveMessage returned it.
@@ -125,12 +125,12 @@ def replay_of(message: Mapping[str, Any]) -> str | None:
 def with_record(
     body: str, attributes: Mapping[str, Mapping[str, Any]], record: DeadLetterRecord
 ) -> dict[str, dict[str, Any]]:
-    """Return the message's own attributes and the record, for the dead letter.
+    """Return the attributes of a dead letter, with the record among them.
 
     Args:
         body: the message's body, for its size only.
         attributes: ``MessageAttributes`` as ReceiveMessage returned them. An attribute with the
-            record's name is dropped: on a message that is not dead yet it is not ours.
+            record's name is dropped, because only a sender can have written it.
         record: the record to add. Its texts are cut to the lengths that :func:`read_record` gives.
 
     SQS takes ten attributes and 1 MiB in all. Texts that do not fit are left out of the record,
@@ -161,7 +161,7 @@ def entry_bytes(entry: Mapping[str, Any]) -> int:
 def batches(
     entries: Iterable[tuple[_Key, dict[str, Any]]], *, size: int = MAX_BATCH_ENTRIES
 ) -> Iterator[list[tuple[_Key, dict[str, Any]]]]:
-    """Divide keyed entries into calls of at most ``size``, and 1 MiB of all their bytes."""
+    """Divide keyed entries into batches of at most ``size`` entries and 1 MiB in all."""
     batch: list[tuple[_Key, dict[str, Any]]] = []
     total = 0
     for key, entry in entries:
@@ -180,9 +180,9 @@ def _cut(name: str, value: object) -> str | None:
     if not isinstance(value, str):
         return None
     limit = _MAX_CHARACTERS.get(name, _MAX_NAME_CHARACTERS)
-    # The end of a traceback is where the error stands.
+    # A traceback has its error at the end.
     cut = value[-limit:] if name == "traceback" else value[:limit]
-    return cut.encode(errors="replace").decode()  # half a surrogate pair cannot be sent on
+    return cut.encode(errors="replace").decode()  # half a surrogate pair cannot be encoded
 
 
 def _count(value: object) -> int:

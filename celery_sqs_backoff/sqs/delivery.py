@@ -1,4 +1,4 @@
-"""One receive of the SQS message behind a task, in numbers, and how long it may stay hidden."""
+"""The facts of one receive of a task's message, and how long SQS may hide the message."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .dead_letter import replay_of
 from .limits import MAX_DELAY_SECONDS, MAX_VISIBILITY_TIMEOUT_SECONDS, MAX_WAIT_TIME_SECONDS
 
 #: SQS counts the 12 hours from the *request* for the message, which a long poll may have made
-#: MAX_WAIT_TIME_SECONDS before the worker saw the response; the rest is for clocks and slow calls.
+#: MAX_WAIT_TIME_SECONDS before its response. The rest allows for clocks and slow calls.
 TWELVE_HOURS_MARGIN_SECONDS: Final = MAX_WAIT_TIME_SECONDS + 40
 
-#: A message that is hidden until retention deletes it is lost; come back this much earlier.
+#: A message must come back this long before retention deletes it, even if SQS hides it.
 _RETENTION_MARGIN_SECONDS: Final = 300
 
-#: A message that is not due is hidden for so long at the most, which costs a receive each time. The
-#: rest of SQS's 12 hours is for clocks and slow calls.
+#: The longest time for which a message that is not due is hidden after one receive. The rest of
+#: SQS's 12 hours allows for clocks and slow calls.
 _HOP_SECONDS: Final = MAX_VISIBILITY_TIMEOUT_SECONDS - 60
 
 
@@ -40,20 +40,20 @@ class Delivery:
     #: SQS's own count, this receive included. It counts receives, not runs: a prefetched message
     #: given back at a deploy has been received too.
     receive_count: int = 1
-    #: Later receives of the message by its worker while the run goes on. They lead to no run.
+    #: Further receives of the message by its worker during the run. They lead to no run.
     receives_since: int = 0
     first_received_at: float | None = None
     sent_at: float | None = None
     #: From the queue's redrive policy: SQS moves the message to the dead-letter queue on the
     #: receive *after* this many. ``None`` if the queue has no policy, or it could not be read.
     max_receive_count: int | None = None
-    #: Receives that led to no run, as far as is known: to wait for the task's ETA, or for its turn.
+    #: Known receives that led to no run, because the message waited for its ETA or its provider.
     deferrals: int = 0
-    #: Since when it could have run but for its provider, if this worker has hidden it for that.
+    #: Since when only its provider keeps it from running, if this worker has hidden it for that.
     due_since: float | None = None
     #: Seconds that SQS keeps a message from ``sent_at`` on. ``None``: not known.
     retention_seconds: int | None = None
-    #: The worker's directory of files that tell of a loss.
+    #: The worker's directory of files that mark lost messages. ``None``: no such directory.
     lost_flags: str | None = None
     #: The task's ETA. ``None``: it was due when it was sent.
     due_at: float | None = None
@@ -62,7 +62,7 @@ class Delivery:
 
     @property
     def lost_flag(self) -> str | None:
-        """A file that exists once the message is no longer this worker's."""
+        """The path of a file that exists once the worker has lost the message."""
         if self.lost_flags is None:
             return None
         return os.path.join(self.lost_flags, f"{self.message_id}-{self.receive_count}")
@@ -87,17 +87,17 @@ class Delivery:
 
         Arguments:
             eta: when the task is due.
-            held_seconds: the longest that a worker waits itself instead of giving the message back.
-            times_given_back: receives after which this worker gave the message back, not run.
-            known: the fields that the message does not tell.
+            held_seconds: how long a worker holds a message that is not due instead of hiding it.
+            times_given_back: receives after which this worker gave the message back unrun.
+            known: the fields that do not come from the message.
         """
         attributes = message.get("Attributes") or {}
         sent_at = _seconds(attributes.get("SentTimestamp"))
         first_at = _seconds(attributes.get("ApproximateFirstReceiveTimestamp"))
         waits, began_at = 0, first_at
         if began_at is None and sent_at is not None:
-            # Where SQS does not say, it is taken to have delayed the message for as long as it can,
-            # which it does not on a FIFO queue, nor for a sender that did not ask.
+            # Without the time of the first receive, assume the longest delay that SQS allows. The
+            # real delay may be shorter, and there is none on a FIFO queue.
             began_at = sent_at + MAX_DELAY_SECONDS
         if eta is not None and began_at is not None:
             waits = max(0, math.ceil((eta - began_at - held_seconds) / _HOP_SECONDS))
@@ -114,7 +114,7 @@ class Delivery:
 
     @property
     def earlier_runs(self) -> int:
-        """The most runs that there can have been before, because not each receive led to one."""
+        """The most runs before this one. There may be fewer, as not each receive led to a run."""
         return max(0, self.receive_count - 1 - self.deferrals)
 
     @property
@@ -132,7 +132,7 @@ class Delivery:
 
     @property
     def is_last_before_sqs_moves_it(self) -> bool:
-        """Whether SQS would move the message, silently, at its next receive."""
+        """Whether SQS would move the message to the dead-letter queue at its next receive."""
         most = self.max_receive_count
         return most is not None and self.receive_count + self.receives_since >= most
 
@@ -177,7 +177,7 @@ class Delivery:
         return longest if delay >= longest else max(1, math.ceil(delay))
 
     def standing(self, *, retries: int, now: float) -> Standing:
-        """Return where the message stands against its budgets.
+        """Return the message's use of its budgets so far.
 
         Arguments:
             retries: runs before this one, at the most.

@@ -1,7 +1,7 @@
-"""What a message body says of its task: Celery's envelope, read as JSON and in no other way.
+"""Reads Celery's envelope from a message body as JSON.
 
-The envelope is JSON whatever the task's own serializer is, so task name, id and expiry can be read
-of a pickled task too; its arguments can not, and nothing here ever unpickles.
+The envelope is JSON for every serializer. So name, ID and expiry of a pickled task can be read too.
+Its arguments cannot, because this module never unpickles.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The facts of a Celery message that can be told without its arguments.
+    """The facts of a Celery message that do not need its arguments.
 
-    Times are seconds since the epoch; ``None``: the message does not say.
+    Times are seconds since the epoch. ``None`` means that the message has no such field.
     """
 
     task: str | None
@@ -43,7 +43,7 @@ class Envelope:
 def read_envelope(body: str) -> Envelope | None:
     """Read an SQS message's body, plain or in base64 as kombu writes it by default.
 
-    ``None``: it is not a Celery message.
+    Returns ``None`` if it is not a Celery message.
     """
     found = read_body(body)
     if found is None:
@@ -67,7 +67,7 @@ def read_envelope(body: str) -> Envelope | None:
 def arguments(body: str) -> tuple[Any, Any] | None:
     """Decode a task's arguments, or return ``None`` if they are not JSON.
 
-    They are the user's data: for a person who has asked to see them, never for a log.
+    They are the user's data. Show them to a person who has asked for them, but never log them.
     """
     envelope, found = read_envelope(body), read_body(body)
     if envelope is None or found is None or not envelope.is_json:

@@ -1,7 +1,7 @@
-"""Classify each error of a call to SQS by its meaning for the caller.
+"""Classifies each error of a call to SQS by its meaning for the caller.
 
-Every exception has a place here, known or not: botocore raises more than its own classes (a
-``RuntimeError`` for credentials that stay expired, an ``OSError`` for a token file that is gone).
+Every exception gets a kind, because botocore raises more than its own classes (a ``RuntimeError``
+for credentials that stay expired, an ``OSError`` for a token file that is missing).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..traces import before_the_request, certificate_failed, list_functions
 
 
 class CredentialsNotRenewed(botocore.CredentialRetrievalError):
-    """The source of the credentials, such as STS, does not answer or refuses. It is asked again.
+    """The source of the credentials, such as STS, does not answer or refuses. It may work later.
 
     Arguments:
         provider: what botocore calls the source.
@@ -30,28 +30,28 @@ class CredentialsNotRenewed(botocore.CredentialRetrievalError):
 
 
 class Blame(Enum):
-    """Where the reason for a failure lies, which says when to try again."""
+    """The cause of a failure, which decides when to try again."""
 
-    #: In SQS, the network or the credentials. It may pass by itself.
+    #: SQS, the network or the credentials. The failure may pass by itself.
     PASSING = "passing"
-    #: In the set-up. A person has to act.
+    #: The set-up. An operator has to act.
     OPERATOR = "operator"
-    #: In one entry. If a whole call fails so, one of its entries is why.
+    #: One entry. A whole call may fail because of one of its entries.
     ENTRY = "entry"
 
 
 class Kind(Enum):
     """Meaning of a failed call, or of a failed entry of a batch."""
 
-    #: SQS, or the way there, asks for fewer calls. Nothing was done.
+    #: SQS or a proxy asks for fewer calls. The call had no effect.
     THROTTLED = "throttled", Blame.PASSING
     #: SQS was not reached (DNS, refused connection, TLS). Nothing was done.
     UNREACHABLE = "unreachable", Blame.PASSING
-    #: The request left and its response was lost, or SQS failed inside. It may have been done.
+    #: The response was lost, or SQS had an internal error. SQS may have carried out the call.
     IN_DOUBT = "in doubt", Blame.PASSING
-    #: The credentials have expired, or could not be fetched. Nothing was done; newer ones may do.
+    #: The credentials have expired, or could not be fetched. The call had no effect.
     CREDENTIALS = "credentials", Blame.PASSING
-    #: Newer credentials are being fetched, and do not come. Nothing was done.
+    #: The source of newer credentials does not answer. SQS was not called.
     CREDENTIALS_LATE = "late credentials", Blame.PASSING
     #: Permissions are missing, or a KMS key is in a wrong state. Nothing was done.
     DENIED = "denied", Blame.OPERATOR
@@ -91,9 +91,9 @@ class Failure:
 
     Attributes:
         kind: its meaning.
-        code: SQS's error code without its namespace, or the name of the exception. Never a text.
-        retry_after: seconds that SQS asked to be left alone; ``None`` = it did not say.
-        is_of_call: the whole call failed, so this is not about one entry of it.
+        code: SQS's error code without its namespace, or the exception's name. Never its text.
+        retry_after: seconds to wait that SQS asked for; ``None`` = it did not ask.
+        is_of_call: whether the whole call failed, not one entry of it.
     """
 
     kind: Kind
@@ -103,12 +103,12 @@ class Failure:
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same call may succeed later without anybody changing anything."""
+        """Whether the same call may succeed later by itself."""
         return self.kind.blame is Blame.PASSING
 
     @property
     def is_of_lane(self) -> bool:
-        """Whether the whole call failed, and none of its entries is why."""
+        """Whether the whole call failed for a reason outside its entries."""
         return self.is_of_call and self.kind.blame is not Blame.ENTRY
 
     @property
@@ -118,7 +118,7 @@ class Failure:
 
     @property
     def newer_credentials_may_help(self) -> bool:
-        """Whether to fetch new credentials before an operator looks for a missing permission."""
+        """Whether the call may succeed with newer credentials."""
         return self.kind is Kind.CREDENTIALS or self.code in _SIGNED_WRONGLY
 
     def __str__(self) -> str:
@@ -168,10 +168,10 @@ _SIGNED_WRONGLY = (
     *("MissingAuthenticationToken", "SignatureDoesNotMatch"),
 )
 
-#: Codes about a bad entry if the call sends, and about a receipt handle if the call uses one.
+#: Codes that mean a bad entry in a send, and a void receipt handle in a call that uses one.
 _PARAMETER_CODES = frozenset({"InvalidParameterValue", "InvalidParameterValueException"})
 
-#: Before the request left, by botocore's class names; the rest of its HTTP errors is in doubt.
+#: Errors before the request was sent. The other HTTP errors of botocore are in doubt.
 #: https://docs.aws.amazon.com/boto3/latest/guide/error-handling.html
 _UNREACHABLE = (
     botocore.EndpointConnectionError,
@@ -238,7 +238,7 @@ def advice(code: str) -> str:
     """Return one sentence of advice about an error for an operator.
 
     Arguments:
-        code: of a :class:`Failure`; more may stand behind it after a space.
+        code: the code of a :class:`Failure`. Text after a space is ignored.
     """
     name = code.partition(" ")[0]
     cls = getattr(botocore, name, None)
@@ -258,13 +258,13 @@ def _kind_of_class(cls: type) -> Kind | None:
 
 def _kind_of_exception(exc: BaseException) -> Kind:
     kind = _kind_of_class(type(exc))
-    # A TLS error, a timeout or a reset is the same class before the request and after it.
+    # A TLS error, a timeout or a reset has the same class before and after the request was sent.
     if kind is Kind.IN_DOUBT and (certificate_failed(exc) or before_the_request(exc)):
         return Kind.UNREACHABLE
     if kind is not None:
         return kind
     passed = list_functions(exc, "botocore.endpoint")
-    # The response is here, and makes no sense. botocore 1.34 finds that in the caller.
+    # The response has arrived and is malformed. botocore 1.34 raises that one function higher.
     if "_do_get_response" in passed or passed == {"make_request", "_send_request"}:
         return Kind.IN_DOUBT
     if isinstance(exc, _WHILE_SIGNING) and not isinstance(exc, botocore.BotoCoreError):
@@ -290,7 +290,7 @@ def _of_response(exc: botocore.ClientError, operation: Operation) -> Failure:
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
-    """Return a mapping unchanged, and an empty one for other answers of a strange server."""
+    """Return a mapping unchanged, and an empty one for any other value in a malformed response."""
     return value if isinstance(value, Mapping) else {}
 
 

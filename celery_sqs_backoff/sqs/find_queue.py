@@ -1,4 +1,4 @@
-"""Find the queues of an app, and call them with the credentials that its workers use."""
+"""Finds the queues of an app, and calls them with the credentials that its workers use."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .clients import Clients
 from .errors import Failure, Kind, Operation, failure_of
 from .queues import queue_name
 
-#: botocore waits 60 s, and tries again, by default. A person waits for the command, which has to
-#: say that SQS does not answer.
+#: By default botocore waits 60 s and tries again. Here a person waits for a command, which must
+#: report soon that SQS does not answer.
 _SOON: Final = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 2}}
 
 #: No queue on SQS has the name. kombu creates a queue when an app declares it.
@@ -21,9 +21,12 @@ NOT_PREDEFINED: Final = "NotInPredefinedQueues"
 
 
 def connection_to_look(app: Any, *, to_write: bool = False) -> Any:
-    """Return a connection like the app's for reading, or writing. Its calls to SQS end soon.
+    """Return a connection like the app's own, with short timeouts for calls to SQS.
 
     The user's own ``client-config`` has precedence.
+
+    Arguments:
+        to_write: use the app's connection for writing, and try each call once. Default: reading.
     """
     options = app.conf.broker_transport_options or {}
     config = {**_SOON, **(options.get("client-config") or {})}
@@ -53,7 +56,7 @@ class QueueFinder:
         return queues
 
     def urls(self) -> list[str] | Failure:
-        """Return the URLs of the predefined queues, or without any, of all that SQS lists.
+        """Return the URLs of the predefined queues or, if there are none, of all that SQS lists.
 
         kombu 5.5 keeps its own list for all connections of the process.
         """
@@ -99,7 +102,7 @@ class QueueFinder:
 def why_not(exc: BaseException) -> str:
     """Return the code of an exception of kombu or SQS, with SQS's action if there is one.
 
-    Never the exception's text, which may quote a URL with its password.
+    The exception's text is left out, because it may quote a URL with its password.
     """
     cause = exc.__cause__ or exc
     action = getattr(cause, "operation_name", None)

@@ -1,9 +1,9 @@
-"""No fork while another thread sets up a TLS connection.
+"""Lets no fork happen while another thread sets up a TLS connection.
 
-OpenSSL's locks do not survive a fork (https://github.com/openssl/openssl/issues/19066). A pool
-process that is forked while a thread of the worker loads certificates, or shakes hands, finds the
-lock taken for good. It hangs in its first own TLS connection, and its task with it. The message of
-the task stays held. Celery alone forks in the one thread that speaks to SQS.
+OpenSSL's locks do not survive a fork (https://github.com/openssl/openssl/issues/19066). If the pool
+forks a process while a thread of the worker loads certificates or makes a TLS handshake, the lock
+stays locked in that process. The process hangs in its own first TLS connection, and the worker
+holds the message of its task for good. In plain Celery the thread that forks also calls SQS.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 from botocore.awsrequest import AWSHTTPSConnection, AWSHTTPSConnectionPool
 
-#: The longest that a fork waits for handshakes, because the event loop stands still and
-#: a server may be silent.
+#: Longest wait of a fork for handshakes. The event loop stops during it, and a server may never
+#: answer.
 _LONGEST_WAIT_SECONDS = 1.0
 
 
@@ -29,7 +29,7 @@ class Handshakes:
         self.after_in_child()
 
     def begin(self) -> object:
-        """Note that a handshake begins, after the end of a fork that waits for handshakes."""
+        """Note that a handshake begins. If a fork waits for handshakes, let it happen first."""
         handshake = object()
         with self._cond:
             self._cond.wait_for(lambda: not self._fork_waits, _LONGEST_WAIT_SECONDS)
@@ -54,8 +54,8 @@ class Handshakes:
     def before_fork(self) -> None:
         """Stop new handshakes, and wait a second at most for the running ones.
 
-        The next fork does not wait for a handshake that this fork has waited for in vain. STS may
-        be silent for minutes, in which a pool replaces many processes.
+        The next fork does not wait again for a handshake that has not ended in this second. STS may
+        not answer for minutes, and in that time a pool may replace many processes.
         """
         self._cond.acquire()
         self._fork_waits = True
@@ -90,12 +90,12 @@ def guard_forks() -> None:
 
 
 def announce_handshakes(http_session: Any) -> None:
-    """Let the connections that a client of botocore makes be noted."""
+    """Note the TLS handshakes of all connections that a client of botocore makes."""
     http_session._pool_classes_by_scheme["https"] = _Pool  # the connection managers share the dict
 
 
 class _Connection(AWSHTTPSConnection):
-    """A connection of which the wait for the server's address and for TCP holds up no fork."""
+    """A connection that notes its TLS handshake, but not the DNS lookup and TCP before it."""
 
     _handshake: object = None
 

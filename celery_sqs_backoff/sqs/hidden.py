@@ -1,6 +1,6 @@
-"""The messages that a worker has hidden for one provider, and may bring forward: pure.
+"""The messages that a worker has hidden for one provider and may bring forward. Pure.
 
-It is an index of the settlement table, which alone adds and drops messages.
+It is an index of the settlement table. Only the table adds and drops messages.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-#: Our clock, SQS's clock and a call under way may differ by this much: a message is brought
-#: forward only while our hold on it is certain.
+#: A hold is certain until this long before its end, which allows for clocks and calls under way. A
+#: message is brought forward only while the hold is certain.
 MARGIN_SECONDS = 5.0
 
-#: Messages that a worker keeps for one provider, about 1 KB each.
+#: Most messages that a worker keeps for one provider, about 1 KB each.
 MOST_HIDDEN = 20_000
 
 K = TypeVar("K", bound=Hashable)
@@ -27,10 +27,10 @@ class Recall:
 
     Attributes:
         among: the hidden messages of its provider.
-        not_before: it must not run earlier.
-        probe_from: when it may be brought forward to probe with.
+        not_before: the time before which it must not run.
+        probe_from: the time from which it may serve as a probe.
         next_is_last: its next receive is the last that its queue allows.
-        receives: SQS's count of them, so far.
+        receives: SQS's count of its receives so far.
     """
 
     among: Hidden[Any]
@@ -44,13 +44,13 @@ class Hidden(Generic[K]):
     """Hidden messages, by the end of their holds.
 
     Arguments:
-        most: messages that are kept. Others come back by themselves.
+        most: the most messages to keep. Others come back by themselves.
     """
 
     def __init__(self, most: int = MOST_HIDDEN) -> None:
         self._most = most
         self._kept: dict[K, tuple[float, int, Recall]] = {}
-        #: The messages that must not run yet, by the time from which they may; and the others.
+        #: Messages that must not run yet, by ``not_before``. Then the rest, last due first.
         self._early: list[tuple[float, int, K]] = []
         self._furthest: list[tuple[float, int, K]] = []
         self._tickets = itertools.count()
@@ -63,10 +63,15 @@ class Hidden(Generic[K]):
         return len(self._kept) < self._most
 
     def add(self, message: K, until: float, recall: Recall, now: float) -> float | None:
-        """Keep a message that SQS hides, and return until when that is certain.
+        """Keep a message that SQS hides, and return when its hold is no longer certain.
 
-        Returns ``None`` if it is not kept, because there is no room or it returns before it may
-        run.
+        Return ``None`` if the message is not kept, because there is no room or because it returns
+        before it may run.
+
+        Arguments:
+            until: the end of the hold.
+            recall: the permission to bring it forward.
+            now: the time.
         """
         certain_until = until - MARGIN_SECONDS
         if not self.has_room or certain_until <= max(now, recall.not_before):
@@ -103,9 +108,9 @@ class Hidden(Generic[K]):
         return at if newest == ticket else 0.0
 
     def to_probe_with(self, now: float) -> K | None:
-        """Return the message that was received least.
+        """Return the message with the fewest receives for a probe, or ``None``.
 
-        A message before its last receive serves if there is no other.
+        A message serves before its last receive only if there is no other.
         """
         ready = [
             (recall.next_is_last, recall.receives, ticket, message)
@@ -115,6 +120,6 @@ class Hidden(Generic[K]):
         return min(ready)[-1] if ready else None
 
     def all(self) -> list[tuple[K, float, Recall]]:
-        """Return each message with its end and its permission, last due first."""
+        """Return each message with the end of its hold and its permission, last due first."""
         found = ((key, at + MARGIN_SECONDS, recall) for key, (at, _, recall) in self._kept.items())
         return sorted(found, key=lambda each: -each[1])

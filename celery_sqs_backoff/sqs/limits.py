@@ -2,8 +2,8 @@
 
 from typing import Final
 
-#: Longest time a received message may stay hidden, counted from the moment SQS received the
-#: ReceiveMessage request; extending does not restart the count.
+#: Longest time that a received message may stay hidden, counted from the moment when SQS got the
+#: ReceiveMessage request. An extension does not restart the count.
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-visibility-timeout.html
 MAX_VISIBILITY_TIMEOUT_SECONDS: Final = 43_200
 

@@ -1,4 +1,4 @@
-"""A queue's attributes that decide about its messages, and how to read them."""
+"""Reads the attributes of a queue that matter for its messages."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Codes of failures after which it is no use to read again soon. ``DENIED`` has more codes, for
-#: refused signatures, which do not depend on the queue.
+#: Codes of failures that a second read soon would repeat. ``DENIED`` has more codes, for refused
+#: signatures, which do not depend on the queue.
 _FOR_GOOD = {"AccessDenied", "AccessDeniedException"}
 
 
 @dataclass(frozen=True)
 class Queue:
-    """A queue's attributes that decide about its messages.
+    """The attributes of a queue that matter for its messages.
 
     ``None`` means that the queue has no such attribute, or that it could not be read.
     """
@@ -39,11 +39,11 @@ class Queue:
     max_receive_count: int | None = None
     arn: str | None = None
     dlq_arn: str | None = None
-    #: False: SQS could not be asked, so it is not known yet whether there is a dead-letter queue.
+    #: False: the attributes could not be read yet, so a dead-letter queue may or may not exist.
     is_read: bool = True
     #: Messages in flight, hidden ones too, when the queue was read. 0 if SQS did not say.
     messages_in_flight: int = field(default=0, compare=False)
-    #: All of them, as GetQueueAttributes returned them; ``None``: they could not be read.
+    #: All attributes, as GetQueueAttributes returned them. ``None``: they could not be read.
     attributes: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
@@ -56,7 +56,7 @@ class Queue:
 
     @cached_property
     def dlq_url(self) -> str | None:
-        """URL of the dead-letter queue."""
+        """URL of the dead-letter queue, or ``None`` without one."""
         return None if self.dlq_arn is None else sibling_url(self.url, self.dlq_arn)
 
 
@@ -89,14 +89,14 @@ def queue_name(place: str) -> str:
 def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None) -> Queue:
     """Ask SQS for a queue's attributes (GetQueueAttributes).
 
-    A queue that may not be read is logged and treated as one with SQS's default visibility timeout
-    and no dead-letter queue. One that cannot be read now (unreachable, expired credentials) is
-    returned with ``is_read=False``, to be asked for again.
+    If the worker has no permission to read it, that is logged, and the queue counts as one with
+    SQS's default visibility timeout and no dead-letter queue. If it cannot be read now
+    (unreachable, expired credentials), it is returned with ``is_read=False``, to be read again.
 
     Arguments:
         client: a boto3 client, or the port.
         url: the queue's.
-        last: the queue at the last read. It is returned if the queue cannot be read now.
+        last: the queue at the last read, or ``None``. It is returned if no read succeeds now.
     """
     calls = client if isinstance(client, Calls) else Calls(client, url)
     found = calls.attributes()
@@ -129,7 +129,7 @@ def _from_attributes(url: str, attributes: Mapping[str, str]) -> Queue:
         retention_seconds=None if retention is None else int(retention),
         max_receive_count=max_receive_count,
         arn=arn,
-        dlq_arn=None if dlq_arn == arn else dlq_arn,  # a queue cannot be its own
+        dlq_arn=None if dlq_arn == arn else dlq_arn,  # a queue cannot be its own dead-letter queue
         messages_in_flight=int(attributes.get("ApproximateNumberOfMessagesNotVisible", 0)),
         attributes=attributes,
     )

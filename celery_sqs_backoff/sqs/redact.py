@@ -1,9 +1,9 @@
 """Finds credentials in the texts of errors by their usual forms, and masks them.
 
-An error's text can quote the sender of a message. So a text is cut before it is searched, and each
-pattern takes time linear in the rest: quantifiers are not nested, and a quantifier that can fail
-after a match is bounded. It is a net, not a promise: a password in a sentence has
-no form by which it could be found.
+An error's text can quote data of a sender, who may want to slow the search down. So a text is cut
+before it is searched, and each pattern takes linear time: quantifiers are not nested, and a
+quantifier that can fail after a match is bounded. It cannot find every credential, because a
+password in a sentence has no form of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_TRACEBACK_CHARACTERS = 6_000
 
 MASK = "***"
 
-#: Searched beyond the cut, so that a credential that begins before it is still seen as one.
+#: Characters searched beyond the cut, so that a credential across the cut is found.
 _MARGIN = 2_000
 
 #: Most frames of each exception in a chain. A record keeps fewer.
@@ -89,8 +89,8 @@ _SCHEME = re.compile(r"(?i)\b(bearer|basic)(\s{1,3})(?=[^\s\"']{0,200}[0-9=])[^\
 class ErrorText:
     """The texts of an error for a dead-letter record, short and with credentials masked.
 
-    Without values it stands for no error. It holds plain strings, because it travels from the
-    process that ran the task to the main process.
+    An instance without values means no error. It holds plain strings, because the task's process
+    sends it to the main process.
     """
 
     exception_type: str | None = None
@@ -111,8 +111,8 @@ class ErrorText:
         """Describe an error. Call it in the process that ran the task. Never raises.
 
         Args:
-            exc: the exception; its ``__str__`` is the user's, and may fail.
-            traceback: as formatted. ``None``: that of ``exc`` is formatted here, if it has one.
+            exc: the exception. Its ``__str__`` is the user's code and may raise.
+            traceback: the formatted text. ``None``: the traceback of ``exc``, if it has one.
             type_only: keep only the name of the class.
             redact: the user's own masking, given each text after ours has cut and masked it. If it
                 raises, or returns anything but a string, that text is left out.
@@ -136,7 +136,7 @@ def redact_text(text: str | None, limit: int, *, keep_end: bool = False) -> str 
     Args:
         text: ``None`` stays ``None``.
         limit: characters kept, the dots that mark a cut not counted.
-        keep_end: keep the end, where a traceback has its error, not the beginning.
+        keep_end: keep the end instead of the beginning, because a traceback has its error there.
     """
     if text is None:
         return None
@@ -160,7 +160,7 @@ def mask(text: str) -> str:
 
 
 def _from_a_boundary(text: str) -> str:
-    """Drop the rest of a line that was cut, or of a word if the line is long."""
+    """Drop the first line, which was cut, or only its first word if the line is long."""
     for end in ("\n", " "):
         position = text.find(end, 0, _MARGIN)
         if position != -1:
@@ -169,7 +169,7 @@ def _from_a_boundary(text: str) -> str:
 
 
 def _without_private_keys(text: str) -> str:
-    """Mask from the first line of a key to its last. A cut key has only one of the two."""
+    """Mask each key from its first line to its last. A key that was cut may lack one of them."""
     if "PRIVATE KEY" not in text:
         return text
     kept, position = [], 0
@@ -206,7 +206,7 @@ def _text(exc: BaseException) -> str:
     try:
         return str(exc)
     except Exception as broken:  # noqa: BLE001
-        # A user's __str__: it must not keep the message from its dead-letter queue.
+        # The user's __str__ must not keep the message from its dead-letter queue.
         return f"<unprintable: {type(broken).__name__}>"
 
 
@@ -217,7 +217,7 @@ def _format(exc: BaseException) -> str | None:
     try:
         return "".join(format_exception(type(exc), exc, exc.__traceback__, limit=-_MAX_FRAMES))
     except Exception:  # noqa: BLE001
-        # The exception's class is the user's, and may do anything to its attributes.
+        # The exception's class is the user's code, and its attributes may raise.
         return None
 
 
@@ -227,6 +227,6 @@ def _by_user(redact: Callable[[str], str] | None, text: str | None, limit: int) 
     try:
         found = redact(text)
     except Exception:  # noqa: BLE001
-        # The user's code. A text that could not be made safe is not kept.
+        # The user's code may raise. A text that it could not mask is not kept.
         return None
     return found[:limit] if isinstance(found, str) else None
