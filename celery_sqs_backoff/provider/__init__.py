@@ -1,4 +1,4 @@
-"""Gate, recall and rate of a provider: an outage belongs to the provider, not to the message."""
+"""Gate, recall and rate of a provider, so that an outage uses up no attempts of a message."""
 
 from .settings import Provider
 

@@ -1,14 +1,13 @@
-"""Slots that the workers of all machines share in the app's store, by one atomic call for several
-messages.
+"""Slots that the workers of all machines share in the app's store.
 
-Redis does it in one script, by its own clock. Other stores do it by one conditional write, repeated
-when another worker was faster. There the clock of the machine that is ahead counts, because a
-worker that reads a later time than its own goes by that time. With its own clock, a worker that is
-behind would get slots that are too far away.
+One atomic call takes slots for several messages. Redis does it in one script, by its own clock.
+Other stores do it by one conditional write, which is repeated if another worker was faster. There
+the clock that is furthest ahead counts: a worker that reads a later time than its own uses that
+time. With its own clock, a worker that is behind would get slots that are too far away.
 
-While the store is away each worker makes its share of the calls, and they notice the store's return
-one after the other. The first one lets all workers keep to their shares for some seconds more.
-Else its slots and the shares of the others would be more calls than agreed.
+While the store is away, each worker makes its share of the calls. The workers notice the store's
+return one after the other. The first one lets all workers keep to their shares for some seconds
+more. Otherwise its slots and the other shares would exceed the agreed rate.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ from ..store.errors import StoreUnavailable
 from ..store.records import Record, Records
 from .rate import AHEAD_SECONDS, RETURN_SHARE, Assigned, Times, assign
 
-#: The record stays for this time after the last place.
+#: The store keeps the record for this time after the last time of return in it.
 KEEP_SECONDS = 600.0
 
-#: All workers keep to their shares for this time after the store's return. Each of them notices it
-#: within the timeout of a call and the pause after it.
+#: All workers keep to their shares for this time after the store's return. Each worker notices the
+#: return within the timeout of a call and the pause after it.
 APART_SECONDS = 10.0
 
-#: SQS hides a message no longer than 12 hours after its receive.
+#: Longest time of return. SQS hides a message for at most 12 hours after its receive.
 LONGEST_RETURN_SECONDS = 11 * 3600.0
 
-#: Writes that other workers were faster than, before the store counts as away.
+#: After this many writes that lost to other workers, the store counts as away.
 _MOST_TRIES = 20
 
 
 def present_seconds(rate: float) -> float:
     """Return for how long a worker that took no slot counts as one of the fleet.
 
-    Within this time each of a hundred workers takes a slot. It is not longer, because while the
-    store is away, the share of a worker that is gone is lost.
+    Within this time each of a hundred workers can take a slot. It is not longer, because while the
+    store is away, the share of a worker that has ended is unused.
 
     Arguments:
         rate: slots a second.
@@ -51,13 +50,13 @@ def present_seconds(rate: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a worker has got from the store. Times are of the store's clock, in seconds.
+    """The store's response to one worker. Times are of the store's clock, in seconds.
 
     Attributes:
         assigned: slots and times of return.
-        workers: the number that has asked lately, with this one.
-        now: when it was handed out.
-        apart_until: until then each worker keeps to its share.
+        workers: the number of workers that have asked lately, with this one.
+        now: the time of the response.
+        apart_until: the time until which each worker keeps to its own share.
     """
 
     assigned: Assigned
@@ -66,7 +65,8 @@ class Taken:
     apart_until: float = 0.0
 
 
-#: :func:`advance`, by the clock of the Redis server. Times are milliseconds.
+#: The script does the same as :func:`advance`, by the clock of the Redis server. Times are
+#: milliseconds.
 _ADVANCE = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
@@ -113,8 +113,8 @@ class FleetSlots:
     """One rate for all workers that share a store. Its calls block.
 
     Args:
-        records: the app's.
-        name: of the provider, and of its tenant.
+        records: the records in the app's store.
+        name: the provider's name, and its tenant's, if any.
         rate: slots a second, above 0.
         worker: this worker's name.
         now: seconds since the epoch, for stores without a clock.
@@ -130,7 +130,7 @@ class FleetSlots:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._records = records
-        # With another rate after a deploy, times of return that lie hours ahead are wrong.
+        # The rate is in the key, because after a change of rate the old times are wrong.
         self._name = json.dumps([*name, rate])
         self._rate = rate
         self._worker = worker
@@ -149,12 +149,12 @@ class FleetSlots:
         """Take slots, and times of return for messages that are hidden.
 
         Arguments:
-            slots, returns: how many are wanted.
-            within: seconds that the messages may be hidden.
-            is_back: the store was away for this worker.
+            slots, returns: how many of each are wanted.
+            within: the most seconds until a time of return.
+            is_back: whether this is the worker's first call since the store was away.
 
         Raises:
-            StoreUnavailable: the store did not answer. Slots that it may have given are lost.
+            StoreUnavailable: the store did not answer. If it has given slots, they are lost.
         """
         run_script = getattr(self._records.store, "run_script", None)  # Redis has it
         if run_script is None:

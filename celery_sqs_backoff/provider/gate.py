@@ -10,12 +10,12 @@
 | RECOVERING | for a minute no message waited, and none is hidden | CLOSED |
 
 The failures in a row must come from two messages or more. If the provider has refused all of them
-by a Retry-After, it is there, and "nothing has succeeded" means for a minute.
+with a Retry-After, it is up, and the gate opens only if nothing has succeeded for a minute.
 
 While it is OPEN messages are hidden, except for one probe at a time. While it is RECOVERING each
 message takes a token of :class:`.RecoveryRate`. The worker brings its hidden messages forward, one
 to probe with while it is OPEN, and all of them while it is RECOVERING. A message that another
-worker has brought forward may also serve as a probe, so the news travels with the messages.
+worker has brought forward may also serve as a probe, so other workers notice a recovery soon.
 
 Pure. Times are passed in, and are seconds of one clock.
 """
@@ -35,56 +35,58 @@ from ..sqs.hidden import Hidden, Recall
 from .rate import RecoveryRate
 from .settings import Provider
 
-#: Failures of one message may be the message's own.
+#: The least number of messages that must fail, because one message may be at fault itself.
 MESSAGES = 2
 
-#: A provider that refuses every call for this time counts as down, too.
+#: A provider that has refused every call for this time counts as down.
 REFUSED_SECONDS = 60.0
 
-#: The pause between two probes is this share of the outage so far, from the shortest up to the
-#: longest: the end of an outage is noticed within a sixth of its length, or within a minute.
+#: The pause between two probes is this share of the outage so far, but at least ``probe_interval``
+#: and at most a minute. So the gate notices the end of an outage within a sixth of its length.
 PAUSE_SHARE = 1 / 6
 LONGEST_PAUSE_SECONDS = 60.0
 LONGEST_RETRY_AFTER_SECONDS = 3600.0
 
-#: The pause before a message of another worker serves as a probe, once holds end without a recall.
-#: Before that, a message that was received again was brought forward, and tells of the end.
+#: Once an outage is so long that holds end by themselves, a message that was received before serves
+#: as a probe only after this pause. Earlier, another worker must have brought it forward.
 LATE_NEWS_SECONDS = 40.0
 
-#: A probe that hangs, so that its end is not reported, keeps the gate open no longer than this.
+#: After this time another message may probe, if the end of the probe was not reported.
 PROBE_EXPIRES_SECONDS = 600.0
 
-#: Hidden messages wait for twice the outage so far, half an hour at most: if their worker is
-#: killed they come back by then. Drawn from the upper quarter, so that they do not come together.
+#: Messages are hidden for twice the outage so far, at most half an hour, so that they come back by
+#: then if their worker is killed. The hold is drawn from its upper quarter to spread them.
 HOLD_FACTOR, LONGEST_HOLD_SECONDS, HOLD_JITTER_FROM = 2.0, 1800.0, 0.75
 
-#: Enough to ask a policy for its longest delay.
+#: The number of a failure for which a policy returns its longest delay.
 MANY_FAILURES = 1000
 
-#: A message waits here for its turn if that is near; else it is hidden until those before it ran.
+#: A message waits in the worker if its turn is this near. Else it is hidden for a while.
 NEAR_SECONDS = 2.0
 SHORTEST_QUEUE_SECONDS, LONGEST_QUEUE_SECONDS = 30.0, 7200.0
 
-#: A refused message comes back after half a second for each of its receives. After the second
-#: failure in this worker the pause doubles, up to a minute: perhaps the provider never takes it.
-#: One with few receives left waits for a minute: each early return costs one.
+#: In a recovery a message that failed comes back after half a second for each receive, up to four.
+#: After more than two failures in this worker the pause doubles, up to a minute, because the
+#: provider may never take the message. A message with few receives left waits for a minute, because
+#: each early return costs a receive.
 SOON_SECONDS, SOON_RECEIVES, SOON_TIMES, LATEST_SECONDS = 0.5, 4, 2, 60.0
 REFUSED_LATEST_SECONDS = 30.0
 
-#: While it recovers its calls are few, and where half of them fail some fail in a row by chance. It
-#: takes a silence of this many ``probe_interval`` to tell that the provider is down again.
+#: While a provider recovers, the calls are few, and if half of them fail, some fail in a row by
+#: chance. So the gate opens again only if nothing has succeeded for this many ``probe_interval``.
 RECOVERY_QUIET = 2
 
 #: The recovery is over when no message has waited for this time.
 CALM_SECONDS = 60.0
 
-#: While its line is short, a worker recalls faster than its rate, because others run messages too.
+#: While its line is short, a worker recalls up to this many times its rate, because other workers
+#: run some of the messages. The factor doubles each half second.
 PULL_DOUBLES_SECONDS, LONGEST_PULL = 0.5, 10.0
 
-#: Between two looks for messages to bring forward.
+#: Pause between two searches for messages to bring forward.
 RECOVERY_LOOK_SECONDS, OUTAGE_LOOK_SECONDS = 0.25, 1.0
 
-#: Calls under way that a gate knows, and messages that have failed in a recovery.
+#: Most calls under way, and most failed messages of a recovery, that a gate remembers.
 MOST_CALLS = 10_000
 
 #: A stopping worker lets its hidden messages return at ten a second, within three minutes. It skips
@@ -103,15 +105,15 @@ class Message:
     """A message that has come due, or has failed.
 
     Attributes:
-        id: SQS's.
-        receives: SQS's count, with this one.
-        longest: most seconds that it may be hidden. At 0 it must not be hidden.
-        policy_longest: the longest delay of its policy, and its first hold.
-        own_delay: drawn from its policy, and used if it cannot be brought forward.
-        is_recallable: it may be brought forward.
-        is_spared: it has used up half of the receives that its queue allows.
-        next_is_last: its next receive is the last that its queue allows.
-        must_run: at the receive after this one SQS would move it.
+        id: the message ID of SQS.
+        receives: SQS's count of its receives, with this one.
+        longest: most seconds that it may be hidden. At 0 or less it must not be hidden.
+        policy_longest: the longest delay of its policy, in seconds. It is the first hold.
+        own_delay: seconds drawn from its policy, for a message that cannot be brought forward.
+        is_recallable: whether it may be brought forward.
+        is_spared: whether it has used up half of the receives that its queue allows.
+        next_is_last: whether its next receive is the last that its queue allows.
+        must_run: whether SQS would move it to the dead-letter queue at its next receive.
     """
 
     id: str
@@ -135,7 +137,7 @@ class Message:
         rng: RandomSource,
         now: float,
     ) -> Message:
-        """Describe a message. Asks the user's policy. ``now``: seconds since the epoch."""
+        """Describe a message. Calls the user's policy. ``now`` is in seconds since the epoch."""
         policy = tolerant(backoff)
         stands = delivery.standing(retries=delivery.earlier_runs, now=now)
         return cls(
@@ -156,9 +158,9 @@ class Look:
     """The decision about a message that has come due.
 
     Attributes:
-        hide_seconds: hide it for this long without running it. ``None`` = run it.
-        is_probe: it runs as the one probe.
-        waits: keep it until ``turns`` counts it.
+        hide_seconds: seconds to hide it without running it. ``None`` = do not hide it.
+        is_probe: whether it runs as the probe.
+        waits: whether it must wait in the worker until ``turns`` counts it.
         recall: the permission to bring it forward when it is hidden, if any.
     """
 
@@ -177,7 +179,7 @@ class ProviderGate:
     Arguments:
         rng: draws intervals and delays.
         failures: calls in a row that open it.
-        probe_interval: mean seconds before the first probe, and the shortest before any other.
+        probe_interval: mean seconds before the first probe, and least mean before later ones.
 
     Attributes:
         probe: the message that probes, or ``None``.
@@ -224,14 +226,14 @@ class ProviderGate:
         return _PROBE if is_probe else _RUN
 
     def started(self, message_id: str, now: float) -> None:
-        """Note that a message runs, because its turn has come or there is no limit."""
+        """Note that a message runs."""
         self._seen_at = min(self._seen_at, now)
         if len(self._began) >= MOST_CALLS:
             del self._began[next(iter(self._began))]
         self._began[message_id] = now
 
     def begins(self, message_id: str, now: float) -> bool:
-        """Return whether a message that was let pass may begin now. If not, it must arrive again.
+        """Return whether a message may begin at its turn. If not, it must arrive again.
 
         The gate may have opened since. Then only its probe begins.
         """
@@ -243,7 +245,7 @@ class ProviderGate:
     def turns(self, waiting: int, now: float) -> int:
         """Return how many of the waiting messages may run now, oldest first.
 
-        It is all of them without a limit. If the gate has opened again, each must arrive again.
+        Unless the gate is RECOVERING, that is all of them. ``begins`` stops them if it is OPEN.
         """
         if self.state is not GateState.RECOVERING:
             return waiting
@@ -290,10 +292,11 @@ class ProviderGate:
     def failed(
         self, message: Message, reply: Reply | None, delay: float, now: float, *, floor: float
     ) -> Look:
-        """Say for how long to hide a message that has failed, instead of ``delay``.
+        """Decide for how long to hide a message that has failed, instead of ``delay``.
 
-        Ask after ``ended``. Longer while the gate is open: it would not run earlier. Shorter while
-        the provider recovers, but no less than ``floor``: the rate decides when it runs.
+        Call it after ``ended``. The hold is longer while the gate is open, because the message
+        would not run earlier. It is shorter while the provider recovers, because the rate decides
+        when the message runs, but not below ``floor`` seconds.
         """
         message = replace(message, longest=max(delay, message.longest), own_delay=delay)
         hold = self._delay_after_failure(message, reply, delay, now, floor)
@@ -327,8 +330,8 @@ class ProviderGate:
     ) -> Look:
         """Hide a message. It may be brought forward, unless this recovery has failed it often.
 
-        The next recovery takes all messages that are hidden while the provider is down.
-        A probe costs a receive, so a message with few left waits for its own delay first.
+        The next recovery brings forward all messages that are hidden while the provider is down. A
+        probe costs a receive, so a message with few left waits for its own delay first.
         """
         recall = None
         is_left_out = self.state is GateState.RECOVERING and self._keeps_failing(message)
@@ -398,19 +401,19 @@ class ProviderGate:
             if now + seconds + LEAST_GAIN_SECONDS < until
         ]
 
-    # Questions in between
+    # Queries
 
     @property
     def seconds_to_look(self) -> float | None:
-        """The pause before ``recalls`` is worth asking, or ``None`` if it would stay empty."""
+        """The seconds until the next call of ``recalls``, or ``None`` while the gate is closed."""
         pauses = {GateState.OPEN: OUTAGE_LOOK_SECONDS, GateState.RECOVERING: RECOVERY_LOOK_SECONDS}
         return pauses.get(self.state)
 
     def needs_probe(self, now: float) -> bool:
-        """Return whether the gate is open, and any message that comes due is a probe."""
+        """Return whether the gate is open and the next message that comes due is a probe."""
         return self.state is GateState.OPEN and self._is_probe_due(now, is_news=False)
 
-    # Within
+    # Helpers
 
     def _is_probe_due(self, now: float, *, is_news: bool) -> bool:
         if self.probe is not None and now < self._probed_at + PROBE_EXPIRES_SECONDS:
@@ -472,6 +475,6 @@ class ProviderGate:
         if message is None:
             return []
         probed_at = self._probed_at
-        self._probe_later(now, None)  # the next one, should this one serve another worker
+        self._probe_later(now, None)  # the next probe, if another worker receives this one
         self._probed_at = probed_at
         return [message]

@@ -1,4 +1,4 @@
-"""When may the next call to a provider begin?
+"""Decides when the next call to a provider may begin.
 
 The agreed rate is GCRA with reservations. :class:`RecoveryRate` follows the capacity of a provider
 that recovers. A call begins when both allow it.
@@ -7,8 +7,8 @@ A slot comes every ``1 / rate`` seconds. GCRA (generic cell rate algorithm, ITU-
 needs one number for that, the time of the next free slot. A worker takes the slots of the next
 second for messages that it holds. A message that would wait for longer is hidden, and gets a place
 in a second line of the same kind: the times at which hidden messages return, just as far apart as
-slots. So they return one by one, whichever worker receives them. No slot is held for a message that
-is not there: SQS may show it late, or to another worker.
+slots. So they return one by one, whichever worker receives them. No slot is kept for a hidden
+message, because SQS may show it late, or to another worker.
 
 Two numbers, :class:`Times`, are the whole state. Where a fleet shares them they are in the store;
 ``provider.fleet`` has the same arithmetic for Redis. Pure: times are passed in.
@@ -25,7 +25,7 @@ from ..retry.decision import Reply
 #: milliseconds late do not make a second fuller than agreed.
 HEADROOM = 0.95
 
-#: How far away a slot may be. The slots of a worker that is killed are lost.
+#: Seconds from now within which a worker may take slots. They are lost if the worker is killed.
 AHEAD_SECONDS = 1.0
 
 #: How long a message may wait in its worker, if it is new, and if it was received before. One that
@@ -37,8 +37,8 @@ RETURNED_SECONDS = 10.0
 #: return late, and for new ones.
 RETURN_SHARE = 0.97
 
-#: A slot that was missed by more is lost, because the worker stood still. Used later, it would be
-#: one of more calls than agreed.
+#: A slot that was missed by more is lost, for example after a pause of the process. Used later, it
+#: would exceed the agreed rate.
 LATEST_SECONDS = 0.1
 
 
@@ -52,12 +52,12 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """What a worker has got.
+    """The slots and times of return for one worker.
 
     Attributes:
         slots: up to as many as it has asked for, none further away than ``AHEAD_SECONDS``.
         returns: when to show messages that it hides: up to as many as it has asked for.
-        times: of the next one who asks.
+        times: the state for the next call of :func:`assign`.
     """
 
     slots: list[float]
@@ -75,8 +75,8 @@ def assign(
         now: seconds of the same clock.
         slots, returns: how many are wanted.
         rate: slots a second.
-        within: seconds that the messages may be hidden. A later time of return is not spent on
-            them, because they would be back before it.
+        within: the most seconds until a time of return, because the messages cannot be hidden for
+            longer. Default: no limit.
     """
     free_at, taken = max(times.free_at, now), list[float]()
     while len(taken) < slots and free_at <= now + AHEAD_SECONDS:
@@ -92,28 +92,28 @@ def assign(
 class RecoveryRate:
     """Calls a second that a recovering provider takes from this worker, as a bucket of tokens.
 
-    It starts at one a second, below what 20 workers overrun a provider of 20 a second with. Each
-    success adds one until the provider refuses for the first time: so it doubles in about 0.7
-    seconds, but never outruns the answers of slow calls. Later it grows by a share for each
-    success, and by no more than a share for each second since the last cut: so neither fast nor
-    slow calls overrun the provider, and its growth does not depend on how long a call takes.
+    The rate starts at one a second. Each success adds one until the provider refuses for the first
+    time. So the rate doubles in about 0.7 seconds, but not before slow calls are answered. Later it
+    grows by a share for each success, at most by a share for each second since the last cut. So
+    neither fast nor slow calls exceed the provider's capacity.
 
-    A refusal cuts it to four fifths; the first one, when it has overrun the provider, to what the
-    last second delivered. Refusals of half a second count once: many providers count the calls of
-    each second, and refuse the rest of it. A failure that names no refusal cuts it only while more
-    than half of the calls fail: a provider that fails one call in five is not overloaded.
+    A refusal cuts the rate to four fifths. The first refusal cuts it to the successes of the last
+    second, if they are fewer. Refusals within half a second count once, because many providers
+    count the calls of each second and refuse the rest of it. Another failure cuts the rate only
+    while more than half of the calls fail, because a provider that fails one call in five is not
+    overloaded.
 
     In simulated outages a backlog of a minute takes 1.1 to 1.4 times the shortest time, and up to
     14 calls per 100 messages are refused. It takes longer in two cases. Fifty workers are 1.1 to
-    1.8 times as slow, and small shares cost up to 48 refused calls per 100 messages, because each
-    worker searches by itself. Where half of all calls fail it takes 1.6 times, and in one run of
+    1.8 times as slow, and up to 48 calls per 100 messages are refused, because each worker searches
+    by itself. Where half of all calls fail it takes 1.6 times, and in one run of
     four 9 times: gates open again, and the last messages wait for probes that fail.
     """
 
     START, LOWEST = 1.0, 0.1
     BY_CALL, BY_SECOND = 0.025, 0.025
     KEPT, SETTLE_SECONDS = 0.8, 0.5
-    #: An unused rate shrinks by this share a second, because it is not tested, and blocks others.
+    #: An unused rate shrinks by this share a second, because no call tests it.
     IDLE = 0.1
     SAVED_SECONDS = 0.5
     TOLERATED, CALLS = 0.5, 16
@@ -140,11 +140,11 @@ class RecoveryRate:
         return max(0.0, (1 - self._tokens) / self.rate)
 
     def start_again(self) -> None:
-        """Search for the provider's capacity from the start, because it has refused every call."""
+        """Search for the provider's capacity from the start, after it has refused every call."""
         self.rate, self._is_refused = max(self.START, self.rate), False
 
     def ended(self, reply: Reply, began: float, now: float) -> None:
-        """Note how a call ended that began at ``began``."""
+        """Note the provider's reply to a call that began at ``began``."""
         self._failing += ((reply is Reply.FAILED) - self._failing) / self.CALLS
         if reply is Reply.ANSWERED:
             self._grow(now)

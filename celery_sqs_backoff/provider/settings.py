@@ -14,25 +14,25 @@ class Provider:
     """A service that tasks call, and that can be down for all of them.
 
     Tasks with a provider of the same name share its state in a worker. While the provider is down,
-    their messages are hidden without running, except for one probe at a time. Hidden messages are
-    no attempts, but ``retry_for`` goes on.
+    their messages are hidden without running, except for one probe at a time. Hidden messages use
+    up no attempts, but ``retry_for`` goes on.
 
     Args:
         name: of the provider, in logs and signals. Not empty.
-        failures: calls that fail in a row, of two messages or more, and open the gate; from 2 up.
-            Default 6.
+        failures: the number of calls in a row, of two messages or more, that must fail to open the
+            gate; from 2 up. Default 6.
         probe_interval: mean seconds (or timedelta) before the first probe, above 0. Default 5.
             Later pauses grow with the outage, up to a minute. Each is drawn between 3/4 and 5/4 of
             its mean.
         recall: whether hidden messages are brought forward after the outage. ``None`` (default) =
             yes, except under a ``Schedule``, whose delays are exact.
         rate: calls a second at the most: ``"60/s"``, ``"300/m"``, ``"7200/h"`` or a number.
-            ``None`` (default) = no limit. One rate for all workers of all machines if the app
-            names a store; without one each worker has it for itself: a fleet of ten takes ten
-            times that.
+            ``None`` (default) = no limit. If the app names a store, all workers share the rate.
+            Without a store each worker has the rate for itself, so ten workers make ten times as
+            many calls.
         key: for a provider that fails by tenant, the name of the task's argument that holds the
             tenant, such as ``"account_id"``. Each tenant has a gate, a recall and a rate of its
-            own. ``None`` (default) = the provider fails for all alike.
+            own. ``None`` (default) = one gate for all calls.
 
     Raises:
         TypeError: an argument has the wrong type.

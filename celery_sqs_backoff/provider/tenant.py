@@ -1,4 +1,4 @@
-"""Whose calls fail together? A tenant is the value of one argument of the task."""
+"""Finds the tenant of a call, which is the value of one argument of the task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
-#: Longer values are told apart by this many of their characters.
+#: Only this many characters of a tenant count.
 _MOST_CHARACTERS = 500
 
 
@@ -16,7 +16,7 @@ def check_key(key: str, function: Callable[..., object]) -> None:
     """Refuse the name of an argument that no call of a function can give.
 
     Raises:
-        ValueError: says which arguments there are.
+        ValueError: the function has no such argument. The text lists its arguments.
     """
     signature = _signature_of(function)
     if signature is None:
@@ -36,7 +36,7 @@ def tenant_of(key: str, function: Callable[..., object], payload: Any) -> str:
 
     Arguments:
         key: the argument's name.
-        function: the task's, without ``self``.
+        function: the task's function, without ``self``.
         payload: arguments, keyword arguments and more, as Celery sends them.
     """
     is_call = isinstance(payload, list | tuple) and len(payload) > 1
@@ -62,10 +62,10 @@ def tenant_of(key: str, function: Callable[..., object], payload: Any) -> str:
 def _signature_of(function: Callable[..., object]) -> inspect.Signature | None:
     try:
         return inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin that does not say
+    except (TypeError, ValueError):  # a builtin without a signature
         return None
 
 
 def digest_of(tenant: str) -> str:
-    """Return the text that stands for a tenant in logs and events, where no argument may be."""
+    """Return a short hash of a tenant for logs and events, which must not show arguments."""
     return sha256(tenant.encode(errors="surrogatepass")).hexdigest()[:8]
