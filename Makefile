@@ -119,7 +119,7 @@ celery-suite: $(STAMP)
 	$(BIN)/python -m tests.celery_suite $(CELERY)
 
 simulate-faults: $(STAMP)
-	HYPOTHESIS_PROFILE=explore SIMULATED_HISTORIES=$(HISTORIES) $(PYTEST) --hypothesis-seed $(SEED) tests/simulation/test_histories.py
+	HYPOTHESIS_PROFILE=explore SIMULATED_HISTORIES=$(HISTORIES) $(PYTEST) --timeout 0 --hypothesis-seed $(SEED) tests/simulation/test_histories.py
 
 simulate-safe: $(STAMP)
 	$(BIN)/python -m tests.simulation.safe --seed $(SEED) --histories 2000
