@@ -16,7 +16,7 @@ from kombu.utils.imports import symbol_by_name
 from kombu.utils.json import loads as kombu_loads
 
 from ..foreign import IGNORE, Adapter
-from ..text import read_body
+from ..text import nests_too_deep, read_body
 
 #: The payload of a message that needs no task.
 IGNORED: Final[dict[str, Any]] = {}
@@ -85,6 +85,8 @@ class Payloads:
             return IGNORED
         try:
             task, args, kwargs = call
+            if nests_too_deep([args, kwargs]):  # JSON writes any depth from Python 3.13 on
+                raise RecursionError
             if not isinstance(task, str) or task not in self._consumer.strategies:
                 raise NotUnderstood("the adapter named a task that is not registered here")
             return self._payload(task, list(args), dict(kwargs), message["MessageId"], queue)
