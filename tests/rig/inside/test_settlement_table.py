@@ -6,6 +6,7 @@ import gc
 import math
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import celery_sqs_backoff
 from celery_sqs_backoff.observe.events import MessageHidden, Settled, SettlementFailed
+from celery_sqs_backoff.sqs.dead_letter import DeadLetterRecord
 from celery_sqs_backoff.sqs.delivery import Delivery
 from celery_sqs_backoff.sqs.errors import Failure, Kind, Operation
 from celery_sqs_backoff.sqs.hidden import Hidden, Recall
@@ -255,13 +257,15 @@ def test_a_dead_letter_is_not_sent_of_a_message_that_somebody_else_has() -> None
 
 def test_a_dead_letter_that_was_sent_is_not_sent_again():
     """SQS refused to renew the message while its dead letter was under way."""
-    table = Table()
-    lease = table.receive()
-    table.settle(lease, State.DEAD_LETTER)
+    table, queue = Table(), replace(QUEUE, dlq_arn="arn:aws:sqs:eu-west-1:1:dead")
+    lease = table.receive(queue=queue)
+    facts = {"first_received_at": 0.0, "failed_at": 0.0, "origin": "q", "worker": "w"}
+    record = DeadLetterRecord(task="t", id="i", reason="r", outcome=None, attempts=1, **facts)
+    table.settle(lease, State.DEAD_LETTER, record=record)
     send = table.calls_due(9.0)[Operation.SEND]
     table.enter(table.calls_due(lease.renew_at)[Operation.CHANGE_VISIBILITY], [VOID])
     table.enter(send, [None])
-    assert table.receive("m", "newer").state is State.DELETE
+    assert table.receive("m", "newer", queue=queue).state is State.DELETE
 
 
 @pytest.mark.parametrize("want", [State.DELETE, State.DEAD_LETTER])
