@@ -118,7 +118,7 @@ class Pace:
             longest: most seconds that it may wait here. If its turn is later, it is hidden.
             hold: the most seconds that it may be hidden.
         """
-        self._line[lease] = start, longest, hold
+        self._line[lease] = start, longest, min(hold, LONGEST_RETURN_SECONDS)
 
     @property
     def is_idle(self) -> bool:
@@ -217,7 +217,7 @@ class Pace:
     @property
     def return_within(self) -> float:
         """The most seconds that each of the messages may be hidden."""
-        return min([LONGEST_RETURN_SECONDS, *self._to_hide.values()])
+        return min(self._to_hide.values(), default=LONGEST_RETURN_SECONDS)
 
     def _give_returns(self, hide: list[Lease], returns: list[float], now: float) -> None:
         """Hide messages until their times of return.
@@ -227,8 +227,7 @@ class Pace:
         """
         for lease, at in zip_longest(hide, returns):
             if (hold := self._to_hide.pop(lease, None)) is not None:
-                within = min(hold, LONGEST_RETURN_SECONDS)
-                at = now + self._rng.uniform(0.5, 1.0) * within if at is None else at
+                at = now + self._rng.uniform(0.5, 1.0) * hold if at is None else at
                 self._hiding.append(partial(self._hide, lease, at))
 
     def _find_store_ahead(self, there: float, asked_at: float, now: float) -> float:
