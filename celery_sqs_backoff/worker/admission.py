@@ -1,4 +1,4 @@
-"""Decides whether a received message runs. One function has every reason not to."""
+"""Decides whether a received message runs. One method has all the reasons against it."""
 
 from __future__ import annotations
 
@@ -63,8 +63,7 @@ class Admission:
                                                                           its last receive
         expired or revoked    its headers, and Celery's list              runs: Celery ends it
         never due             its ETA is after the queue's retention      given up
-        over budget           ``retry_for`` or ``crash_budget`` were      given up
-                              used up before this receive
+        over budget           earlier runs have used up a budget          given up
         not due               its ETA is later than a worker holds it     hidden until then
         provider is down      the gate hides it                           hidden
         not its turn          the provider recovers, or has a rate        waits here, or is hidden
@@ -99,8 +98,9 @@ class Admission:
     def _waits_for_provider(self, lease: Lease, gate: Gate, starts: bool) -> bool:
         """Return whether the message's provider keeps it back.
 
-        If Celery makes the task wait, the worker asks again when the task starts, because the
-        provider may be down by then. Until then only a gate that hides every message counts.
+        If Celery makes the task wait first, the worker asks again when the task starts, because the
+        provider may be down by then. So before that wait, the provider keeps a message back only if
+        its gate hides every message.
         """
         options = lease.options
         if options is None or not (starts or gate.hides_all):
@@ -113,7 +113,7 @@ class Admission:
 
 
 def held_seconds(queue: Queue) -> float:
-    """Return how long a worker holds a task that is not due rather than give it back to SQS."""
+    """Return the most seconds to hold a task that is not due. For longer, SQS hides it."""
     return min(_LONGEST_HELD_SECONDS, queue.visibility_timeout_seconds / 2)
 
 

@@ -83,7 +83,7 @@ class Keeper(SettlementTable):
             )
 
     def carry_out_late(self) -> None:
-        """Make the due calls in this thread if the keeper stops, because its own may have ended."""
+        """Make the due calls in this thread if the keeper stops: its own thread may have ended."""
         while self._stopping and (call := self.next_call()) is not None:
             self.perform(call)
 

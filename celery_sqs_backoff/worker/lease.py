@@ -213,7 +213,7 @@ class Lease:
         return self.keeper.settle(self, State.DELETE, is_finished=True)
 
     def drop(self) -> bool:
-        """Delete the message of a task that is given up. A lost message runs on another worker."""
+        """Delete the message of a task that is given up. If it was lost, it may run again."""
         return self.keeper.settle(self, State.DELETE)
 
     def defer(self, seconds: float) -> bool:
@@ -266,7 +266,7 @@ class Lease:
         return self.defer(_POSTPONED_SECONDS)
 
     def lose(self) -> None:
-        """Make no further call, because another worker may have the message. Notify the task."""
+        """Stop the calls for this message, because another worker may have it. Notify its task."""
         self.keeper.lose(self)
 
     # Transitions, under the keeper's lock
@@ -302,14 +302,14 @@ class Lease:
         self.renew_at = asked_at + seconds * RENEW_AT_SHARE
 
     def may_be_visible(self, now: float) -> bool:
-        """Return whether a change could end or extend the hold of another worker.
+        """Return whether a change of visibility could affect another worker's hold on the message.
 
         An earlier change may have taken effect and expired, although its response was lost.
         """
         return self.may_be_lost or now >= self.visible_at or (self.in_doubt and now >= self.due_at)
 
     def seconds_to_hide(self, now: float) -> int:
-        """Return the timeout for a settlement, at least 1, or 0 to show the message."""
+        """Return the timeout for a settlement. 0 shows the message. HIDE gets 1 or more."""
         if self.state is State.GIVE_BACK:
             return 0
         least = 1 if self.state is State.HIDE else 0

@@ -111,9 +111,9 @@ class Receiver:
             self._pollers[name].stop()
 
     def _room(self) -> int:
-        """Return how many messages to bring forward, twice this worker's room.
+        """Return how many messages to bring forward.
 
-        Other workers receive some of them.
+        It is twice this worker's room, because other workers receive some of the messages.
         """
         if not self.admission.is_open:  # the pool may be gone
             return 0

@@ -119,11 +119,14 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         lease.keeper.events.emit(lost)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """Run just before the task if the pool shares this process, else after the task has begun.
+        """Note that the task begins, or refuse to let it begin. Celery calls this.
+
+        If the pool shares this process, Celery calls it just before the task. Else the task has
+        already begun in another process, and cannot be refused.
 
         Raises:
-            SettledBeforeRun: the message is settled, lost, or hidden because its provider is down;
-                the task must not begin.
+            SettledBeforeRun: the task must not begin, because its message is settled, lost, or
+                hidden while its provider is down. Not raised if the task runs in another process.
         """
         begins_now = pid == os.getpid()
         try:
@@ -206,7 +209,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             if isinstance(settle, GiveBack):
                 state.task_ready(self)
             elif isinstance(settle, Hide) and not isinstance(exc, Reject):
-                # A message that comes back only to be given up is announced as failed then.
+                # The message comes back, so announce no failure now. If it is given up when it is
+                # back, the failure is announced then.
                 state.task_ready(self)
                 is_crash = ended.decision is None and ended.end.is_crash
                 cause = _failure(exc) if is_crash else getattr(exc, "exc", None) or exc
@@ -223,7 +227,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
                     _call_hooks(self, exc, exc_info)
 
     def _success_was_stored(self) -> bool:
-        """Celery 5.7 asks this when the message of a run without a process is settled."""
+        """Return False. Celery 5.7 asks this about a lost process. We have settled its message."""
         return False
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
@@ -280,16 +284,17 @@ def forget(request: Request) -> None:
 def was_handed_to_pool(request: Request) -> bool:
     """Return whether the task of a request may be running.
 
-    Pools keep the result that Celery refers to weakly as long as they mean to run the task, but for
-    the thread pool: there a task that waits for a thread can be kept from starting.
+    Celery has only a weak reference to the pool's result. A pool keeps the result as long as it
+    means to run the task. The thread pool does not keep it. There the worker can still keep a task
+    from starting while the task waits for a thread.
     """
     waits = request._apply_result is not None and request._apply_result() is not None
     return waits or request.time_start is not None
 
 
-# How a run ended that did not return
+# The end of a run that did not return
 
-#: How a run ended without a report of its process: the first class that its error matches.
+#: The end of a run whose process sent no report, by the first class that the run's error matches.
 _ENDS: Final = (
     (Terminated, End.REVOKED),
     (TimeLimitExceeded, End.TIME_LIMIT),

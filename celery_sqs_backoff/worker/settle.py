@@ -148,10 +148,11 @@ class Settler:
         return settle
 
     def _is_owed(self, settle: Settle, end: End) -> bool:
-        """Return whether the message must come back, because its workflows are not cleaned up yet.
+        """Clean up the message's workflows. Return whether the message must come back for that.
 
-        It need not if its run has raised, because the run must not be repeated. Nor at its last
-        receive, because SQS would move it without the reason.
+        It comes back if the cleanup does not succeed in time. A message whose run has raised does
+        not, because the run must not be repeated. A message at its last receive does not, because
+        SQS would move it without the reason.
         """
         delivery, request = self.lease.delivery, self._request
         take_back = partial(

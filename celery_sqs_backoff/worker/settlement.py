@@ -189,16 +189,16 @@ class Call:
 
 
 class Memory:
-    """The settled messages, crashes and early returns of a worker, in case SQS delivers one again.
+    """What a worker remembers about its messages, in case SQS delivers one of them again.
 
     It is lost with the process, and no other worker shares it. Facts that must not be lost
-    are on the message itself. Read the attributes, and change them only by the methods. Safe to use
-    from any thread.
+    are on the message itself. Callers may read the attributes. Only the methods change them. Safe
+    to use from any thread.
 
     Attributes, each by message ID:
         fates: the record for the dead letter of a settled message. ``None``: it is only deleted.
         crashes: the number of runs that ended with their process.
-        times_given_back: the number of receives after which the message was given back unrun.
+        times_given_back: the number of receives that led to no run.
         due_since: when the message could have run if its provider had been up, seconds since the
             epoch.
     """
@@ -318,7 +318,7 @@ class SettlementTable:
             lease.dead_letter(record)
 
     def _goes_on(self, earlier: Lease, newer: Lease) -> bool:
-        """Return whether the earlier lease on a message that is received again goes on."""
+        """Return whether the earlier lease stays in use now that its message is received again."""
         if earlier.state is State.HIDE:
             is_last = newer.delivery.is_last_before_sqs_moves_it
             return self.clock() < earlier.due_at and not is_last
@@ -337,7 +337,8 @@ class SettlementTable:
             facts: attributes of the lease that the state needs.
 
         Returns:
-            Whether this call has settled the message. If it was lost, its run is over now.
+            True if this call has settled the message. False if it was settled or lost before. A
+            call for a lost message notes that its run is over.
         """
         with self.lock:
             if lease.state is State.LOST and not lease.is_over:
@@ -392,13 +393,15 @@ class SettlementTable:
                     self._plan(lease, self.clock())
 
     def room_to_bring_forward(self, most: int) -> int:
-        """Return how many of ``most`` are left after the messages that SQS has yet to confirm.
+        """Return how many more messages to bring forward, if ``most`` may be unconfirmed at a time.
 
-        While calls fail it is one at most, because a failed call may leave its messages in doubt.
+        While calls fail, only one may be unconfirmed, because a failed call may leave its messages
+        in doubt.
         """
         with self.lock:
             lanes = [x for x in self._lanes.values() if x.operation is Operation.CHANGE_VISIBILITY]
-            # A quiet queue may make no call that could end its row of failures, so they expire.
+            # Only a successful call resets ``failures``, and a quiet queue may make none for long.
+            # So failures stop counting some time after the lane's pause.
             since = self.clock() - _FAILING_SECONDS
             if any(x.failures and x.not_before > since for x in lanes):
                 most = min(most, 1)
@@ -608,9 +611,10 @@ class SettlementTable:
             self._forget(lease)
 
     def _keep(self, entry: CallEntry, recall: Recall, asked_at: float, now: float) -> bool:
-        """Keep a message that SQS has hidden, if it may be brought forward.
+        """Keep a hidden message if it may be brought forward. Return whether it is kept.
 
-        Not if our hold may have ended before SQS answered, because another worker may have it then.
+        If our hold may have ended before SQS answered, another worker may have the message. Then
+        it is not kept.
         """
         lease = entry.lease
         if entry.purpose is not State.HIDE or lease.in_doubt or lease.may_be_visible(now):
@@ -654,8 +658,9 @@ class SettlementTable:
     def _pause(self, tries: int, failure: Failure, lease: Lease, purpose: State) -> float:
         """Return the seconds before another try.
 
-        After a transient failure it is at most a tenth of the visibility timeout, because the next
-        settlement waits in the same lane, and its message must not come back before its call.
+        After a transient failure the pause is at most a tenth of the visibility timeout, or 1
+        second. The next settlement waits in the same lane, and SQS must not show that message
+        before the call for it.
         """
         if purpose is State.DEAD_LETTER:
             return _AFTER_UNSENT.delay(tries, self._rng)
@@ -751,8 +756,8 @@ class SettlementTable:
     def _wake(self, lane: Lane) -> None:
         """Note when a call of a lane may be due.
 
-        A renewal does not wait for others. A settlement waits a little, unless ten are there
-        already, also after a failure.
+        A renewal does not wait for others. If fewer than ten settlements are there, the first one
+        waits ``linger_seconds`` for more. This holds after a failure, too.
         """
         lane.look_at = math.inf
         if lane.under_way < lane.capacity:

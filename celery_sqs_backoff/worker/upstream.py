@@ -21,9 +21,9 @@ def wake_event_loop(hub: Any) -> Callable[[], None]:
     """Let ``hub.call_soon`` interrupt the event loop while it waits for events.
 
     Without this, a callback waits until something else happens. kombu 5.5 and 5.6 never wake the
-    loop. kombu 5.7 does not if the loop itself asks, in a callback or a timer, because
-    ``Hub.create_loop`` looks for callbacks before it calls those. Call this again after the loop
-    was reset.
+    loop. kombu 5.7 does not wake it for a ``call_soon`` in a callback or a timer of the loop,
+    because ``Hub.create_loop`` looks for new callbacks before it calls callbacks and timers. Call
+    this again after the loop was reset.
 
     Returns:
         A function that wakes the loop and takes no lock. Signal handlers may call it;
@@ -193,7 +193,7 @@ def start_nothing_given_back(
 
 
 def give_back_before_soft_shutdown(consumer: Any, give_back: Callable[[], object]) -> None:
-    """Give back tasks that have not begun before a soft shutdown, not after it.
+    """At the start of a soft shutdown, not at its end, give back the tasks that have not begun.
 
     Celery 5.5 and later sleep for ``worker_soft_shutdown_timeout`` in the signal handler, before
     any step of the worker stops.

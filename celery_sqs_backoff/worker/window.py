@@ -75,8 +75,8 @@ class Load:
         settled_during_a_call: messages expected to be settled before a call made now returns.
         window: messages that may run, or wait for a process.
         room: messages that will have room when the response arrives; may be negative.
-        enough: the least room for a call: no more messages wait than there are processes, or there
-            is room for a full batch.
+        enough: the least room for a call: a full batch or, if that is less, the part of the window
+            that exceeds the processes. At least 1.
         batch: with this much room, a poller does not wait for more.
         wanted: how many messages to ask for: 0 to 10.
     """
@@ -285,7 +285,7 @@ class Window:
             self._cond.notify_all()
 
     def is_behind(self, url: str) -> bool:
-        """Return whether too many settlements of a queue wait to take on more of its messages."""
+        """Return whether so many of a queue's settlements wait that no more may be received."""
         queue, waiting = self._queues[url], self._keeper.waiting_for(url)
         if waiting <= _BEHIND:
             queue.behind_since = None
@@ -310,8 +310,8 @@ class Window:
     def _load(self, queue: str) -> Load:
         """Return the load as the queue's poller sees it.
 
-        A long poll on another queue may bring no message for long, so it takes up no room. It does
-        if that queue has a backlog and the call has just begun.
+        A call on another queue takes up room only if that queue has a backlog and the call has just
+        begun. Else it may be a long poll that brings no message for a long time.
         """
         now = self._keeper.clock()
         return Load(
