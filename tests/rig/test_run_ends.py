@@ -320,7 +320,7 @@ def connected(signal, receiver):
     signal.disconnect(receiver)
 
 
-def test_unjudged_error_is_not_stored_twice(rig):
+def test_unjudged_error_not_stored(rig):
     """A task that does not want its errors stored gets no RETRY either."""
     rig.task(returns, ignore_result=True)
     message = rig.send()

@@ -126,7 +126,7 @@ def test_start_not_stored(rig, caplog):
     assert "start_not_stored" in caplog.text
 
 
-def test_soft_limit_while_start_is_stored(rig):
+def test_soft_limit_while_storing_start(rig):
     """A soft time limit that a hanging result backend meets is not lost: the task does not run."""
     ran = []
     rig.task(lambda self: ran.append(1), track_started=True, backoff=Schedule([7]))

@@ -209,8 +209,11 @@ def receive_while_told(keeper: Keeper, client: Client, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_received_while_its_loss_is_told(monkeypatch: pytest.MonkeyPatch, runs: bool) -> None:
-    """It is held and renewed: for the run if there is one, else for the new receive."""
+def test_received_during_loss_notice(monkeypatch: pytest.MonkeyPatch, runs: bool) -> None:
+    """A message received while its loss is told is held for its run, or else for the new receive.
+
+    It is renewed in both cases.
+    """
     now, client = [1_000.0], Client(lambda name: "ReceiptHandleIsInvalid")
     keeper, freed = Keeper(clock=lambda: now[0]), list[int]()
     lease = hold(keeper, client, message_id="m")

@@ -3,8 +3,11 @@
 from celery_sqs_backoff.worker.settlement import Memory
 
 
-def test_as_many_messages_are_remembered_as_a_queue_can_have_in_flight():
-    """Hidden in a circle during an outage, each would be forgotten before it comes back."""
+def test_size_of_memory():
+    """The worker remembers as many messages as a queue can have in flight.
+
+    During an outage they come round hidden, and each would be forgotten before it is back.
+    """
     memory = Memory()
     for _ in range(2):
         for number in range(100_000):

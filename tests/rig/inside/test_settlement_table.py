@@ -77,7 +77,7 @@ def make_lease(queue, message_id, handle, table, **facts):
     )
 
 
-def a_table_that_holds(count):
+def hold_messages(count):
     table = Table(linger_seconds=0.1)
     for n in range(count):
         table.receive(f"m{n}", f"h{n}")
@@ -85,7 +85,7 @@ def a_table_that_holds(count):
 
 
 def cpu_seconds_to_renew(count):
-    table = a_table_that_holds(count)
+    table = hold_messages(count)
     gc.disable()  # it would walk through all that pytest holds
     try:
         began = time.process_time()
@@ -97,21 +97,29 @@ def cpu_seconds_to_renew(count):
     return seconds
 
 
-def test_ten_times_as_many_held_messages_cost_about_ten_times_as_much():
-    """0.1 took 56 s for 50,000: a hundred times as much. A ratio holds on a slow machine too."""
+def test_cost_of_renewals():
+    """Ten times as many held messages cost about ten times as much CPU time to renew.
+
+    Version 0.1 took 56 s for 50,000, a hundred times as much as for 5,000. A ratio holds on a slow
+    machine too.
+    """
     few = min(cpu_seconds_to_renew(5_000) for _ in range(3))
     assert cpu_seconds_to_renew(50_000) < 30 * few
 
 
-def test_many_held_messages_are_renewed_for_longer_so_that_the_calls_stay_few():
-    table = a_table_that_holds(5_000)
+def test_calls_of_renewals():
+    """The table renews many held messages for longer, so that the calls stay few."""
+    table = hold_messages(5_000)
     calls = sum(table.answer_all(float(second)) for second in range(1, 301))
     assert table.told == []
     assert calls < 7_000, "about 20 a second; 50 without"
 
 
-def test_what_was_settled_leaves_nothing_behind():
-    """Also beside a renewal that is hours away, as with a visibility timeout of 12 hours."""
+def test_settled_is_forgotten():
+    """The table keeps nothing about settled messages.
+
+    This holds beside a renewal that is hours away, as with a visibility timeout of 12 hours.
+    """
     table = Table(linger_seconds=0.1)
     queue = Queue("https://sqs.example/1/long", visibility_timeout_seconds=43_200)
     table.receive("runs for hours", queue=queue)
@@ -129,7 +137,8 @@ def test_what_was_settled_leaves_nothing_behind():
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=60), st.floats(0, 100))
-def test_an_agenda_gives_what_is_ready_and_was_not_cancelled_the_oldest_first(items, now):
+def test_agenda(items, now):
+    """An agenda returns the leases that are due and were not cancelled, oldest first."""
     agenda = Agenda()
     leases = [make_lease(QUEUE, str(n), "h", None) for n in range(len(items))]
     for lease, (at, _) in zip(leases, items, strict=True):
@@ -145,8 +154,11 @@ def test_an_agenda_gives_what_is_ready_and_was_not_cancelled_the_oldest_first(it
     assert agenda.first_at() == min(later, default=math.inf)
 
 
-def test_with_thousands_held_more_are_hidden_for_longer_from_the_start() -> None:
-    """Else their first renewals, 30 s after they came, would be too many to come in time."""
+def test_receive_timeout_of_many() -> None:
+    """A worker that holds thousands of messages receives more with a longer visibility timeout.
+
+    Otherwise their first renewals, 30 s after the receive, would be too many to come in time.
+    """
     table = Table()
     assert table.seconds_to_receive_for(QUEUE) == 30
     for n in range(10_000):
@@ -155,8 +167,11 @@ def test_with_thousands_held_more_are_hidden_for_longer_from_the_start() -> None
     assert table.seconds_to_receive_for(QUEUE) == 150
 
 
-def test_a_delay_that_is_too_long_at_one_second_is_not_asked_for_without_a_pause() -> None:
-    """moto counts the 12 hours since the message was sent, so it refuses an old one any delay."""
+def test_delay_too_long() -> None:
+    """If SQS refuses even a delay of one second as too long, the table pauses between its tries.
+
+    moto counts the 12 hours since the message was sent, so it refuses an old message any delay.
+    """
     table, calls = Table(), 0
     lease = table.receive()
     table.now = 1.0
@@ -171,15 +186,15 @@ def test_a_delay_that_is_too_long_at_one_second_is_not_asked_for_without_a_pause
 # A call of the table that sends becomes two calls to SQS if its bytes are too many for one
 
 
-def a_table_with_dead_letters(count):
+def settle_as_dead_letters(count):
     table = Table()
     for n in range(count):
         table.settle(table.receive(f"m{n}", f"h{n}"), State.DEAD_LETTER)
     return table
 
 
-def sends(table, now):
-    """Make the calls that are due but those that send; return these."""
+def take_sends(table, now):
+    """Make the calls that are due, except those that send. Return the latter."""
     table.now, calls = now, []
     while (call := table.next_call()) is not None:
         if call.lane.operation is Operation.SEND:
@@ -193,11 +208,15 @@ REFUSED_FOR_ONE = Failure(Kind.BAD_ENTRY, "InvalidParameterValue", is_of_call=Tr
 
 
 @pytest.mark.parametrize("refused", [("m0", "m1"), ("m2", "m3")], ids=["first", "second"])
-def test_of_two_calls_that_send_only_the_refused_one_is_made_again(refused) -> None:
-    """What SQS has taken would be a dead letter twice; what it refused would lose its record."""
-    table = a_table_with_dead_letters(4)
+def test_one_of_two_sends_refused(refused) -> None:
+    """If a send takes two calls to SQS, the table repeats only the call that SQS refused.
+
+    Otherwise a dead letter that SQS has taken would be there twice, or a refused one would lose its
+    record.
+    """
+    table = settle_as_dead_letters(4)
     sent = []
-    while calls := sends(table, 0.0):
+    while calls := take_sends(table, 0.0):
         [call] = calls
         ids = [entry.lease.message_id for entry in call.entries]
         is_alone = len(ids) == 1
@@ -207,19 +226,21 @@ def test_of_two_calls_that_send_only_the_refused_one_is_made_again(refused) -> N
     assert sorted(sent) == ["m0", "m1", "m2", "m3"]
 
 
-def test_the_second_of_two_calls_that_send_waits_when_it_is_throttled() -> None:
-    table = a_table_with_dead_letters(4)
-    [call] = sends(table, 0.0)
+def test_second_send_throttled() -> None:
+    """The table waits before it repeats the second of two calls that send, if SQS throttled it."""
+    table = settle_as_dead_letters(4)
+    [call] = take_sends(table, 0.0)
     table.enter(call, [None, None, THROTTLED, THROTTLED])
-    assert sends(table, 0.0) == []
-    [call] = sends(table, 10.0)
+    assert take_sends(table, 0.0) == []
+    [call] = take_sends(table, 10.0)
     assert [entry.lease.message_id for entry in call.entries] == ["m2", "m3"]
 
 
 # Removals whose messages somebody else may have
 
 
-def test_a_delete_in_doubt_whose_message_somebody_else_may_have_is_too_late() -> None:
+def test_late_delete_in_doubt() -> None:
+    """A delete in doubt fails if its handle is void and another worker may have the message."""
     table = Table()
     table.receive().done()
     table.enter(table.next_call(), [NO_RESPONSE])
@@ -231,8 +252,11 @@ def test_a_delete_in_doubt_whose_message_somebody_else_may_have_is_too_late() ->
 
 
 @pytest.mark.parametrize("want", [State.DELETE, State.DEAD_LETTER])
-def test_a_renewal_that_crosses_the_delete_of_its_message_is_no_news(want) -> None:
-    """SQS deletes the message, then refuses to renew it; the response to the delete is later."""
+def test_renewal_crosses_delete(want) -> None:
+    """Observers hear nothing of a refused renewal that crosses the delete of its message.
+
+    SQS deletes the message, then refuses to renew it; the response to the delete is later.
+    """
     table = Table()
     lease = table.receive()
     table.settle(lease, want)
@@ -244,7 +268,8 @@ def test_a_renewal_that_crosses_the_delete_of_its_message_is_no_news(want) -> No
     assert (table.told, len(table._leases), table.waiting) == ([], 0, 0)
 
 
-def test_a_dead_letter_is_not_sent_of_a_message_that_somebody_else_has() -> None:
+def test_dead_letter_of_lost_message() -> None:
+    """The table sends no dead letter of a message that another worker has received."""
     table = Table()
     lease = table.receive()
     table.settle(lease, State.DEAD_LETTER)
@@ -255,8 +280,11 @@ def test_a_dead_letter_is_not_sent_of_a_message_that_somebody_else_has() -> None
     assert (table.told, len(table._leases), table.waiting) == ([SettlementFailed], 0, 0)
 
 
-def test_a_dead_letter_that_was_sent_is_not_sent_again():
-    """SQS refused to renew the message while its dead letter was under way."""
+def test_dead_letter_already_sent():
+    """A message that comes back after its dead letter was sent is deleted, and not sent again.
+
+    SQS refused to renew the message while its dead letter was under way.
+    """
     table, queue = Table(), replace(QUEUE, dlq_arn="arn:aws:sqs:eu-west-1:1:dead")
     lease = table.receive(queue=queue)
     facts = {"first_received_at": 0.0, "failed_at": 0.0, "origin": "q", "worker": "w"}
@@ -270,8 +298,11 @@ def test_a_dead_letter_that_was_sent_is_not_sent_again():
 
 @pytest.mark.parametrize("want", [State.DELETE, State.DEAD_LETTER])
 @pytest.mark.parametrize(("failures", "seconds"), [(3, 30), (4, 60), (20, 900)])
-def test_what_fails_in_passing_stays_hidden_for_no_longer(want, failures, seconds) -> None:
-    """Two calls were throttled, the worker killed: the message was back after two minutes."""
+def test_hold_during_failures(want, failures, seconds) -> None:
+    """A message is hidden for longer only after its removal has failed more than three times.
+
+    A worker was killed after two throttled calls, and its message came back only after two minutes.
+    """
     table = Table()
     lease = table.receive()
     table.settle(lease, want)
@@ -282,8 +313,11 @@ def test_what_fails_in_passing_stays_hidden_for_no_longer(want, failures, second
     assert lease.seconds_to_renew(table.now, 0) == seconds
 
 
-def test_each_state_is_reached_and_left():
-    """The docs draw their diagram from this table; leases go by it."""
+def test_transitions():
+    """Each state of a lease can be reached and left, and other transitions fail.
+
+    The docs draw their diagram from this table; leases go by it.
+    """
     assert set(TRANSITIONS) == set(State)
     reached = {to for transitions in TRANSITIONS.values() for to in transitions}
     assert reached == {None, *State}
@@ -291,8 +325,11 @@ def test_each_state_is_reached_and_left():
         make_lease(QUEUE, "m", "h", None).move(State.HIDDEN)
 
 
-def test_only_the_table_changes_the_visibility_of_messages():
-    """A call beside it could end the hold of a newer receive. The redrive has its own ledger."""
+def test_callers_of_change_visibility():
+    """Only the settlement table changes the visibility of messages.
+
+    A call beside it could end the hold of a newer receive. The redrive has its own ledger.
+    """
     package = Path(celery_sqs_backoff.__file__).parent
     callers = {
         path.relative_to(package).as_posix()
@@ -322,7 +359,8 @@ def hidden_table(count):
     return table, hidden, leases
 
 
-def test_a_hidden_message_costs_no_call_until_it_is_due():
+def test_calls_while_hidden():
+    """A hidden message costs no call, and the table forgets it shortly before it is due."""
     table, hidden, _ = hidden_table(3)
     assert table.answer_all(594.0) == 0
     assert len(hidden) == 3
@@ -331,7 +369,8 @@ def test_a_hidden_message_costs_no_call_until_it_is_due():
 
 
 @pytest.mark.parametrize(("due_at", "seconds"), [(100.0, 0), (190.0, 90)])
-def test_a_hidden_message_is_brought_forward_once(due_at, seconds):
+def test_bring_forward(due_at, seconds):
+    """The table brings a hidden message forward once, to the time at which it is due."""
     table, hidden, leases = hidden_table(2)
     table.now = 100.0
     for _ in range(2):
@@ -344,7 +383,8 @@ def test_a_hidden_message_is_brought_forward_once(due_at, seconds):
     assert table.room_to_bring_forward(5) == 5
 
 
-def test_while_calls_fail_one_message_is_brought_forward_at_a_time():
+def test_bring_forward_while_failing():
+    """While calls fail, the table brings one message forward at a time."""
     table, _, leases = hidden_table(3)
     table.now = 100.0
     table.bring_forward([(leases[0], 100.0)])
@@ -354,8 +394,11 @@ def test_while_calls_fail_one_message_is_brought_forward_at_a_time():
     assert table.room_to_bring_forward(5) == 5
 
 
-def test_a_failed_call_without_a_second_try_slows_recalls_for_a_minute():
-    """No further call about visibility is due, so none could succeed."""
+def test_bring_forward_after_failure():
+    """After a failed call that has no second try, recalls are slow for about a minute.
+
+    No further call about visibility is due, so none could succeed.
+    """
     table, _, _ = hidden_table(1)
     lease = table.receive("held", "h")
     table.now = 15.0
@@ -368,7 +411,8 @@ def test_a_failed_call_without_a_second_try_slows_recalls_for_a_minute():
     assert table.room_to_bring_forward(5) == 5
 
 
-def test_a_message_that_must_not_run_yet_costs_no_look():
+def test_not_before():
+    """The search for hidden messages does not look again at those that must not run yet."""
     hidden = Hidden()
     for n in range(100):
         hidden.add(n, 900.0, Recall(hidden, not_before=500.0), 0.0)
@@ -378,7 +422,8 @@ def test_a_message_that_must_not_run_yet_costs_no_look():
     assert hidden.furthest(2, 500.0) == [0, 1]
 
 
-def test_hidden_messages_come_forward_furthest_first_and_are_kept_up_to_a_limit():
+def test_furthest_first():
+    """Hidden messages come forward furthest first, and only a limited number is remembered."""
     hidden = Hidden(most=3)
     recall = Recall(hidden)
     for n in (2, 1, 3, 4):

@@ -33,7 +33,8 @@ class Hub:
             callback(*args)
 
 
-def test_what_another_thread_asks_for_wakes_the_event_loop():
+def test_wake_from_another_thread():
+    """A callback that another thread schedules wakes the event loop."""
     hub, done = Hub(), []
     upstream.wake_event_loop(hub)
     [(reader, sleep_again)] = hub.readers.items()
@@ -49,8 +50,11 @@ def test_what_another_thread_asks_for_wakes_the_event_loop():
     assert done == [1]
 
 
-def test_what_the_loop_asks_of_itself_keeps_it_from_waiting():
-    """kombu 5.7 wakes its loop for other threads only."""
+def test_wake_from_loop():
+    """A callback that the loop's own thread schedules keeps the loop from waiting.
+
+    kombu 5.7 wakes its loop for other threads only.
+    """
     hub = kombu.asynchronous.Hub()
     try:
         upstream.wake_event_loop(hub)
@@ -62,8 +66,11 @@ def test_what_the_loop_asks_of_itself_keeps_it_from_waiting():
         hub.close()
 
 
-def test_a_loop_that_was_not_reset_does_not_turn_for_ever():
-    """A step of the worker that fails to start, after ours, leaves the loop as it is."""
+def test_loop_not_reset():
+    """An event loop that was not reset drops the waker of the earlier start, and does not spin.
+
+    A step of the worker that fails to start, after ours, leaves the loop as it is.
+    """
     hub = kombu.asynchronous.Hub()
     try:
         upstream.wake_event_loop(hub)
@@ -78,8 +85,11 @@ def test_a_loop_that_was_not_reset_does_not_turn_for_ever():
         hub.close()
 
 
-def test_a_loop_that_has_ended_need_not_be_woken():
-    """A worker that stops gives messages back after its loop has been reset."""
+def test_loop_ended():
+    """A callback for a loop that has ended is scheduled without a wake-up.
+
+    A worker that stops gives messages back after its loop has been reset.
+    """
     hub = Hub()
     upstream.wake_event_loop(hub)
     hub.readers.clear()
@@ -106,7 +116,8 @@ class FakeChannel:
         self.polled.append(queue)
 
 
-def test_kombu_does_not_poll_and_the_consumed_queues_are_known():
+def test_receive_ourselves():
+    """kombu polls no queue, and the worker is told which queues Celery consumes and cancels."""
     channel, told = FakeChannel(), []
     upstream.receive_ourselves(
         channel,
@@ -123,8 +134,11 @@ def test_kombu_does_not_poll_and_the_consumed_queues_are_known():
 
 
 @pytest.mark.parametrize("no_ack", [False, True])
-def test_kombu_keeps_no_message(no_ack):
-    """It would send a copy of each that it has when the channel closes. No channel deletes one."""
+def test_no_ack(no_ack):
+    """kombu keeps no message, and no channel deletes one.
+
+    kombu would send a copy of each message that it keeps when the channel closes.
+    """
     consumed, of_all_channels = [], set()
 
     def consume(queue, no_ack, **_):
@@ -140,7 +154,8 @@ def test_kombu_keeps_no_message(no_ack):
     assert (consumed, of_all_channels) == ([("a", True)], set())
 
 
-def test_a_queue_is_declared_without_asking_how_long_it_is():
+def test_declare_without_asking():
+    """kombu declares a queue without asking SQS for its length."""
     channel = SimpleNamespace(_size=lambda queue: 1 / 0)
     consumer = SimpleNamespace(connect=lambda: SimpleNamespace(default_channel=channel))
     upstream.declare_without_asking(consumer)
@@ -152,8 +167,11 @@ def test_a_queue_is_declared_without_asking_how_long_it_is():
     [(True, True, True), (True, False, False), (False, True, False)],
     ids=["ours", "the pool cannot take it", "given back"],
 )
-def test_a_task_that_does_not_start_leaves_no_process_waiting(is_ours, fits, ran):
-    """Celery counts the processes that are free; only this gives one back."""
+def test_task_not_started(is_ours, fits, ran):
+    """A task that does not start gives its process back.
+
+    Celery counts the processes that are free; only this call gives one back.
+    """
     freed, started, refused = [], [], []
     controller = SimpleNamespace(
         _process_task=lambda request: started.append(request) if fits else 1 / 0,
@@ -186,8 +204,11 @@ def job(*, accepted, ready=False, process=None):
     [lambda consumer: consumer.on_close(), lambda consumer: consumer.blueprint.close(consumer)],
     ids=["lost connection", "stop"],
 )
-def test_the_tasks_that_a_process_has_are_not_forgotten(close):
-    """At a stop, a process whose result nobody read took 30 seconds, and its task ran again."""
+def test_tasks_of_processes(close):
+    """A consumer that closes does not forget the tasks that the pool's processes have.
+
+    At a stop, a process whose result nobody read took 30 seconds, and its task ran again.
+    """
     jobs = {
         "running": job(accepted=True, process="p"),
         "ended meanwhile": job(accepted=True, ready=True, process="p"),
@@ -201,8 +222,11 @@ def test_the_tasks_that_a_process_has_are_not_forgotten(close):
     assert set(jobs) == {"running", "sent to a process"}
 
 
-def test_a_cold_shutdown_has_ended_the_pool_before_the_consumer_stops():
-    """No step of the consumer was stopped, ours included: it went on receiving messages."""
+def test_cold_shutdown():
+    """The consumer closes although a cold shutdown has already ended the pool.
+
+    Otherwise no step of the consumer was stopped, ours included, and it went on receiving messages.
+    """
     closed = []
     consumer = SimpleNamespace(
         pool=Pool({}), on_close=lambda: closed.append(1), blueprint=SimpleNamespace()
@@ -213,7 +237,7 @@ def test_a_cold_shutdown_has_ended_the_pool_before_the_consumer_stops():
     assert closed == [1]
 
 
-def a_pool(module, **facts):
+def make_pool(module, **facts):
     """A subclass of one of Celery's pools."""
     base = type("TaskPool", (), {"__module__": f"celery.concurrency.{module}"})
     pool = type("MyPool", (base,), {"__module__": "shop.pools"})()
@@ -221,22 +245,27 @@ def a_pool(module, **facts):
     return pool
 
 
-def test_an_idle_gevent_pool_has_as_many_places_as_it_may_have_greenlets():
-    """Celery before 5.7 says how many greenlets run now; then a second task would never start."""
-    assert upstream.pool_size(a_pool("gevent", limit=200, num_processes=0)) == 200
+def test_idle_gevent_pool():
+    """An idle gevent pool has as many places as it may have greenlets.
+
+    Celery before 5.7 says how many greenlets run now; then a second task would never start.
+    """
+    assert upstream.pool_size(make_pool("gevent", limit=200, num_processes=0)) == 200
 
 
-def test_a_pool_that_grows_says_so():
-    assert upstream.pool_size(a_pool("prefork", limit=2, num_processes=5)) == 5
+def test_grown_pool():
+    """A pool that has grown has as many places as it has processes."""
+    assert upstream.pool_size(make_pool("prefork", limit=2, num_processes=5)) == 5
 
 
-def test_a_subclass_of_a_pool_is_known():
-    assert upstream.is_pool_of(a_pool("gevent"), "gevent")
-    assert not upstream.is_pool_of(a_pool("gevent"), "prefork")
+def test_subclass_of_pool():
+    """A subclass of one of Celery's pools counts as that pool."""
+    assert upstream.is_pool_of(make_pool("gevent"), "gevent")
+    assert not upstream.is_pool_of(make_pool("gevent"), "prefork")
 
 
-def test_a_soft_shutdown_waits_without_a_thread(monkeypatch):
-    """Celery's own wait still runs when the thread that gives messages back cannot start."""
+def test_soft_shutdown_without_thread(monkeypatch):
+    """A soft shutdown waits although the thread that gives messages back cannot start."""
 
     def refuse(self):
         raise RuntimeError("can't start new thread")

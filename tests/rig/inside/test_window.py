@@ -46,7 +46,8 @@ URL = "https://sqs.example/1/q"
         ),
     ],
 )
-def test_how_many_messages_are_wanted(load: Load, wanted: int) -> None:
+def test_wanted(load: Load, wanted: int) -> None:
+    """The worker asks for the messages that its window lacks, and ten at most."""
     assert load.wanted == wanted
 
 
@@ -57,10 +58,13 @@ def test_how_many_messages_are_wanted(load: Load, wanted: int) -> None:
     blocked=st.integers(0, 3_000),
     expected=st.integers(0, 100),
 )
-def test_no_more_than_the_window_waits_for_a_process(
+def test_window_is_limit(
     processes: int, multiplier: int, held: int, blocked: int, expected: int
 ) -> None:
-    """As long as nothing is counted on. And a free process is never left without a call."""
+    """No more messages than the window wait for a process, and no free process goes without a call.
+
+    This holds as long as the worker does not count on tasks that end during a call.
+    """
     blocked = min(blocked, held)
     load = Load(processes, multiplier, held=held, blocked=blocked, expected=expected)
     assert 0 <= load.wanted <= 10
@@ -72,7 +76,8 @@ def test_no_more_than_the_window_waits_for_a_process(
 
 
 @given(held=st.integers(0, 30), free=st.integers(1, 10))
-def test_with_a_multiplier_of_one_a_free_process_is_asked_for(held: int, free: int) -> None:
+def test_multiplier_of_one(held: int, free: int) -> None:
+    """With a multiplier of one the worker asks for a message for each free process."""
     assert Load(held + free, 1, held=held).wanted == min(10, free)
 
 
@@ -88,7 +93,8 @@ def work(
     return now
 
 
-def test_nothing_is_counted_on_before_something_is_known() -> None:
+def test_throughput_unknown() -> None:
+    """The worker counts on no settlements before it has measured some."""
     assert Throughput().settled_within() == 0
 
 
@@ -96,15 +102,15 @@ def test_nothing_is_counted_on_before_something_is_known() -> None:
     ("call", "each", "expected"),
     [(0.0151, 0.001, 15), (0.0151, 0.004, 3), (0.015, 0.1, 0), (0.3, 0.001, 300)],
 )
-def test_short_tasks_are_settled_while_a_call_is_under_way(
-    call: float, each: float, expected: int
-) -> None:
+def test_short_tasks(call: float, each: float, expected: int) -> None:
+    """The worker counts on the short tasks that it settles while a call is under way."""
     throughput = Throughput()
     work(throughput, now=1_000.0, call=call, each=each)
     assert throughput.settled_within() == pytest.approx(expected, abs=1)
 
 
-def test_time_without_messages_is_not_the_tasks() -> None:
+def test_time_without_messages() -> None:
+    """Time without messages does not make tasks look longer."""
     throughput, now = Throughput(), 1_000.0
     for _ in range(5):
         now = work(throughput, now=now, call=0.0201, each=0.001) + 3600
@@ -112,23 +118,24 @@ def test_time_without_messages_is_not_the_tasks() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "full"), [(20.0, False), (7.0, True)])
-def test_a_response_that_waited_for_messages_does_not_say_how_long_a_call_takes(
-    seconds: float, full: bool
-) -> None:
+def test_response_that_waited(seconds: float, full: bool) -> None:
+    """A response that waited for messages does not change how long a call seems to take."""
     throughput = Throughput()
     now = work(throughput, now=1_000.0, call=0.0201, each=0.001)
     throughput.responded(now + seconds, seconds, full=full)
     assert throughput.settled_within() == 20
 
 
-def test_one_long_task_ends_the_counting_for_a_while() -> None:
+def test_one_long_task() -> None:
+    """After one long task the worker counts on no settlements for a while."""
     throughput = Throughput()
     now = work(throughput, now=1_000.0, call=0.020, each=0.001)
     work(throughput, now=now, call=0.020, each=1.0, messages=1)
     assert throughput.settled_within() == 0
 
 
-def test_a_clock_that_stands_still_is_survived() -> None:
+def test_clock_stands_still() -> None:
+    """A clock that stands still makes the worker count on a batch, and raises nothing."""
     throughput, now = Throughput(), itertools.repeat(5.0)
     throughput.responded(next(now), 0.1, full=True)
     throughput.settled(next(now), more=True)
