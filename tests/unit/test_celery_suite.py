@@ -15,27 +15,32 @@ def found(stock, ours, *differences, version="5.7"):
 
 
 @pytest.mark.parametrize("outcome", ["failed", "skipped", "xfailed"])
-def test_a_test_that_passes_on_stock_only_is_new(outcome):
+def test_passes_on_stock_only(outcome):
+    """A test that passes on stock only is a new difference."""
     assert found({"a": "passed", "b": "passed"}, {"a": outcome, "b": "passed"}).new == ("a",)
 
 
-def test_a_test_that_did_not_run_with_ours_is_new():
+def test_not_run_with_ours():
+    """A test that passes on stock and did not run with our class is a new difference."""
     assert found({"a": "passed"}, {}).new == ("a",)
 
 
-def test_a_known_difference_is_not_new():
+def test_known_difference():
+    """A known difference is not new, and keeps its reason."""
     result = found({"t.py::a[1]": "passed"}, {"t.py::a[1]": "failed"}, known("t.py::a*"))
     assert result.new == ()
     assert result.known["t.py::a[1]"].reason == "a reason"
 
 
-def test_a_known_difference_that_does_not_show_is_reported():
+def test_known_difference_gone():
+    """A known difference whose test passes with our class is reported as gone."""
     both = {"a": "passed", "b": "passed"}
     assert found(both, both, known("a")).gone == (known("a"),)
     assert found(both, both, known("elsewhere")).gone == ()
 
 
-def test_brackets_in_the_list_are_part_of_a_tests_name(tmp_path):
+def test_brackets(tmp_path):
+    """Brackets in the list of differences are part of a test's name."""
     path = tmp_path / "differences.txt"
     path.write_text("# a comment\n\n5.6 5.7 | t.py::a[x-*] | a reason\n")
     [difference] = read_known(path)
@@ -44,5 +49,6 @@ def test_brackets_in_the_list_are_part_of_a_tests_name(tmp_path):
     assert not difference.covers("t.py::a[x-1]", "5.5")
 
 
-def test_each_line_of_the_list_is_about_lines_of_celery_that_we_support():
+def test_versions_in_list():
+    """The list of differences names only lines of Celery that we support."""
     assert all(difference.versions <= {*LINES} for difference in read_known())

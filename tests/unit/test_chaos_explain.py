@@ -85,7 +85,8 @@ def kill(pid: int, at: float) -> Kill:
         ),
     },
 )
-def test_an_injected_fault_explains_it(found, facts):
+def test_injected_fault(found, facts):
+    """An injected fault explains a run that came too many."""
     assert why(**facts) == found
 
 
@@ -120,11 +121,13 @@ def test_an_injected_fault_explains_it(found, facts):
         ),
     ],
 )
-def test_what_has_nothing_to_do_with_it_does_not_explain_it(facts):
+def test_unrelated_fault(facts):
+    """A fault that cannot have caused a run does not explain it."""
     assert why(**facts) is None
 
 
-def test_only_runs_after_the_one_that_settled_the_message_are_too_many():
+def test_extra_runs():
+    """Only runs after the run that settled the message are too many."""
     failed = run(received_at=1.0, started_at=1.0, ended_at=2.0, outcome="retry")
     killed = run(received_at=5.0, started_at=5.0, outcome=None)
     assert extra_runs([EXTRA, SETTLED, failed, killed]) == (SETTLED, [EXTRA])
@@ -158,21 +161,24 @@ GOOD: dict[str, Any] = {
         "left": ({"left": (1, 0)}, "left on the queue"),
     },
 )
-def test_what_must_not_happen_is_named(facts, line):
+def test_bad_report(facts, line):
+    """The report is bad, and names the message or the cause, if something forbidden happened."""
     assert Report(**GOOD).is_good
     report = Report(**GOOD | facts)
     assert not report.is_good
     assert line in "\n".join(report.lines())
 
 
-def test_an_explained_run_is_good_and_counted():
+def test_explained_run():
+    """An explained run is good, and the report counts it by its explanation."""
     report = Report(**GOOD | {"extras": [Extra("a", "SIGKILL before the delete")]})
     assert report.is_good
     [line] = [line for line in report.lines() if "SIGKILL before the delete" in line]
     assert line.split()[-1] == "1"
 
 
-def test_a_job_that_the_pool_has_begun_again_was_received_once():
+def test_job_begun_again():
+    """The death of a pool process explains a job that the pool began again after one receive."""
     again = run(received_at=10.0, started_at=12.2, pid=102)
     history = History(visibility_timeout_seconds=6, received_at=[10.0], kills=[kill(CHILD, 12.1)])
     assert explain(again, SETTLED, history) == "SIGKILL before the pool knew"
@@ -180,8 +186,11 @@ def test_a_job_that_the_pool_has_begun_again_was_received_once():
     assert explain(again, SETTLED, unharmed) is None
 
 
-def test_a_run_that_goes_on_after_its_lease_has_run_out_is_the_one_too_many():
-    """It was received first, and begun last."""
+def test_run_outlives_lease():
+    """Failed renewals explain a run that started after its lease had run out.
+
+    It was received first, and begun last.
+    """
     late = run(received_at=1.0, started_at=11.5, ended_at=13.0, worker=OTHER, pid=OTHER)
     facts = {"visibility_timeout_seconds": 6, "received_at": [1.0, 10.0]}
     spoiled = [
@@ -192,7 +201,8 @@ def test_a_run_that_goes_on_after_its_lease_has_run_out_is_the_one_too_many():
     assert found == "renewal spoiled for longer than the visibility timeout"
 
 
-def test_a_receive_whose_answer_came_when_it_had_run_out_is_an_injected_fault():
+def test_late_receive():
+    """A receive whose answer came after its visibility timeout counts as an injected fault."""
     late = run(received_at=1.0, arrived_at=12.0, started_at=12.0, worker=OTHER, pid=OTHER)
     history = History(visibility_timeout_seconds=6, received_at=[1.0, 10.0])
     found = explain(late, SETTLED, history)
@@ -208,5 +218,6 @@ def test_a_receive_whose_answer_came_when_it_had_run_out_is_an_injected_fault():
         "nothing": (False, {"calls": [call(DEAD_LETTER, 5), call(DEAD_LETTER, 6)]}),
     },
 )
-def test_a_dead_letter_that_is_there_twice_needs_a_reason_too(explains, facts):
+def test_second_dead_letter(explains, facts):
+    """A second dead letter of a message needs an injected fault to explain it."""
     assert explains_copies(History(visibility_timeout_seconds=6, **facts)) is explains

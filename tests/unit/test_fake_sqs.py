@@ -153,6 +153,7 @@ REFUSED_ON_FIFO = {
 
 @pytest.mark.parametrize(("call", "error"), REFUSED.values(), ids=REFUSED.keys())
 def test_refused(bench, call, error):
+    """SQS refuses each call that is out of its ranges, with the error of that case."""
     bench.sqs.create_queue(QueueName="dlq.fifo", Attributes={"FifoQueue": "true"})
     with pytest.raises(ClientError) as refused:
         call(bench)
@@ -161,13 +162,14 @@ def test_refused(bench, call, error):
 
 @pytest.mark.parametrize(("call", "error"), REFUSED_ON_FIFO.values(), ids=REFUSED_ON_FIFO.keys())
 def test_refused_on_fifo(fifo, call, error):
+    """A FIFO queue refuses a message without a group, and one with a delay of its own."""
     with pytest.raises(ClientError) as refused:
         call(fifo)
     assert refused.value.response["Error"]["Code"] == error
 
 
 def test_taken(bench):
-    """What is just within the ranges is taken."""
+    """SQS takes values at the limits of its ranges."""
     bench.send("x" * ROOM, MessageAttributes={"a": text()}, DelaySeconds=900)
     bench.send(MessageAttributes={f"a{i}": text() for i in range(10)}, DelaySeconds=0)
     assert bench.bodies(VisibilityTimeout=43_200) == ["a"]
@@ -178,8 +180,11 @@ def test_taken(bench):
 # Visibility
 
 
-def test_a_received_message_is_hidden_for_the_queues_timeout(bench):
-    """[D] visibility: 30 s by default; a new receive counts from anew."""
+def test_hidden_by_receive(bench):
+    """A receive hides its message for the queue's visibility timeout.
+
+    [D] visibility: 30 s by default; a new receive counts from anew.
+    """
     bench.send()
     [first] = bench.receive()
     bench.clock.now += 29
@@ -193,8 +198,11 @@ def test_a_received_message_is_hidden_for_the_queues_timeout(bench):
     assert firsts == {"1800000000000"}
 
 
-def test_a_change_counts_from_its_call_and_0_shows_the_message_at_once(bench):
-    """[D] visibility."""
+def test_change_visibility(bench):
+    """A change of the visibility counts from its call, and 0 shows the message at once.
+
+    [D] visibility.
+    """
     bench.send()
     [message] = bench.receive()
     bench.clock.now += 20
@@ -205,8 +213,11 @@ def test_a_change_counts_from_its_call_and_0_shows_the_message_at_once(bench):
     assert len(bench.receive()) == 1
 
 
-def test_twelve_hours_are_counted_from_the_receive(bench):
-    """[D] visibility: extending does not reset the maximum of 12 hours."""
+def test_twelve_hours(bench):
+    """SQS counts its 12 hours from the receive.
+
+    [D] visibility: extending does not reset the maximum of 12 hours.
+    """
     bench.send()
     [message] = bench.receive()
     assert bench.hide(message, 12 * HOUR) is None  # in the same second
@@ -216,8 +227,11 @@ def test_twelve_hours_are_counted_from_the_receive(bench):
 
 
 @pytest.mark.parametrize("seconds", [-1, 43_201])
-def test_a_visibility_timeout_is_0_to_43200(bench, seconds):
-    """[D] API: ChangeMessageVisibility."""
+def test_range_of_visibility(bench, seconds):
+    """SQS refuses a visibility timeout outside 0 to 43,200 s.
+
+    [D] API: ChangeMessageVisibility.
+    """
     bench.send()
     [message] = bench.receive()
     assert bench.hide(message, seconds) == "InvalidParameterValue"
@@ -226,8 +240,11 @@ def test_a_visibility_timeout_is_0_to_43200(bench, seconds):
 # Receipt handles
 
 
-def test_a_change_after_the_window_says_yes_and_does_nothing(bench):
-    """[R] on a standard queue; LocalStack's issue 9632."""
+def test_late_change(bench):
+    """SQS confirms a change after the visibility timeout, and does nothing.
+
+    [R] on a standard queue; LocalStack's issue 9632.
+    """
     bench.send()
     [message] = bench.receive()
     bench.clock.now += 30
@@ -236,8 +253,11 @@ def test_a_change_after_the_window_says_yes_and_does_nothing(bench):
     assert len(bench.receive()) == 1
 
 
-def test_a_stale_handle_changes_the_visibility_of_a_message_that_another_holds(bench):
-    """[R] test_terminate_visibility_timeout_after_receive."""
+def test_change_by_stale_handle(bench):
+    """A stale handle changes the visibility of a message that another consumer holds.
+
+    [R] test_terminate_visibility_timeout_after_receive.
+    """
     bench.send()
     [stale] = bench.receive()
     bench.clock.now += 30
@@ -246,8 +266,11 @@ def test_a_stale_handle_changes_the_visibility_of_a_message_that_another_holds(b
     assert len(bench.receive()) == 1
 
 
-def test_a_delete_works_after_the_window_if_nobody_has_received_the_message_since(bench):
-    """[D] API: DeleteMessage; [R]."""
+def test_late_delete(bench):
+    """A delete works after the visibility timeout if no other receive came since.
+
+    [D] API: DeleteMessage; [R].
+    """
     bench.send()
     [message] = bench.receive()
     bench.clock.now += 30
@@ -257,8 +280,11 @@ def test_a_delete_works_after_the_window_if_nobody_has_received_the_message_sinc
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_a_delete_with_a_stale_handle_says_yes_and_may_do_nothing(bench, works):
-    """[D] API: DeleteMessage, "the message might not be deleted"."""
+def test_delete_by_stale_handle(bench, works):
+    """SQS confirms a delete with a stale handle, and may do nothing.
+
+    [D] API: DeleteMessage, "the message might not be deleted".
+    """
     bench.queue.stale_handles_delete = works
     bench.send()
     [stale] = bench.receive()
@@ -268,8 +294,11 @@ def test_a_delete_with_a_stale_handle_says_yes_and_may_do_nothing(bench, works):
     assert (bench.queue.messages == []) is works
 
 
-def test_on_a_fifo_queue_a_handle_ends_with_its_window(fifo):
-    """[R 2025-03-28] "The receipt handle has expired"; [I] kombu 1391 for a change."""
+def test_late_calls_on_fifo(fifo):
+    """On a FIFO queue a handle ends with its visibility timeout.
+
+    [R 2025-03-28] "The receipt handle has expired"; [I] kombu 1391 for a change.
+    """
     fifo.send(MessageGroupId="g")
     [message] = fifo.receive()
     fifo.clock.now += 30
@@ -278,8 +307,11 @@ def test_on_a_fifo_queue_a_handle_ends_with_its_window(fifo):
     assert fifo.delete(message) == fifo.hide(message, 5) == "InvalidParameterValue"
 
 
-def test_a_handle_changes_nothing_if_it_is_unknown_or_too_old_or_its_message_is_gone(bench):
-    """[R] for unknown ones and deleted messages; [I] boto3 2898: 12 hours after the receive."""
+def test_refused_handles(bench):
+    """SQS refuses a handle that is unknown or too old, or whose message is gone.
+
+    [R] for unknown ones and deleted messages; [I] boto3 2898: 12 hours after the receive.
+    """
     unknown = {"ReceiptHandle": "x"}
     assert bench.delete(unknown) == bench.hide(unknown, 5) == "ReceiptHandleIsInvalid"
     for _ in range(2):
@@ -294,8 +326,11 @@ def test_a_handle_changes_nothing_if_it_is_unknown_or_too_old_or_its_message_is_
 # Quotas
 
 
-def test_at_the_quota_in_flight_a_short_poll_fails_and_a_long_one_is_empty():
-    """[D] queues: 120,000 by default."""
+def test_quota_in_flight():
+    """At the quota of messages in flight a short poll fails, and a long poll is empty.
+
+    [D] queues: 120,000 by default.
+    """
     bench = Bench(max_in_flight=2)
     for body in "abc":
         bench.send(body)
@@ -307,8 +342,11 @@ def test_at_the_quota_in_flight_a_short_poll_fails_and_a_long_one_is_empty():
     assert len(bench.receive()) == 2
 
 
-def test_at_the_quota_a_fifo_queue_gives_no_error():
-    """[D] queues."""
+def test_quota_on_fifo():
+    """At the quota of messages in flight a FIFO queue gives no error.
+
+    [D] queues.
+    """
     fifo = Bench(fifo=True, max_in_flight=1)
     for body in "ab":
         fifo.send(body, MessageGroupId=body)
@@ -316,8 +354,11 @@ def test_at_the_quota_a_fifo_queue_gives_no_error():
     assert fifo.receive(WaitTimeSeconds=0) == []
 
 
-def test_a_delayed_message_is_not_in_flight(bench):
-    """[D] queues."""
+def test_delayed_message(bench):
+    """A delayed message is not in flight.
+
+    [D] queues.
+    """
     bench.send("a", DelaySeconds=10)
     bench.send("b")
     bench.receive()
@@ -331,8 +372,11 @@ def text(value="v"):
     return {"DataType": "String", "StringValue": value}
 
 
-def test_a_receive_tells_only_what_it_is_asked_for(bench):
-    """[D] API: ReceiveMessage. Without messages there is no list of them."""
+def test_attributes_of_receive(bench):
+    """A receive returns only the attributes that the caller asks for.
+
+    [D] API: ReceiveMessage. Without messages there is no list of them.
+    """
     assert bench.sqs.receive_message(QueueUrl=bench.url) == {}
     bench.send(MessageAttributes={"a": text(), "b": text()})
     answer = bench.sqs.receive_message(QueueUrl=bench.url, MessageAttributeNames=["a"])
@@ -343,8 +387,11 @@ def test_a_receive_tells_only_what_it_is_asked_for(bench):
 # Retention
 
 
-def test_a_message_is_kept_for_the_retention_period_hidden_or_not():
-    """[D] messages: 60 s to 14 days, 4 days by default."""
+def test_retention():
+    """SQS keeps a message for the retention period, whether it is hidden or not.
+
+    [D] messages: 60 s to 14 days, 4 days by default.
+    """
     bench = Bench(MessageRetentionPeriod="60", VisibilityTimeout="50")
     gone = []
     bench.queue.on_gone = lambda how, message: gone.append(how)
@@ -356,8 +403,11 @@ def test_a_message_is_kept_for_the_retention_period_hidden_or_not():
     assert gone == ["expired"]
 
 
-def test_a_message_is_moved_on_the_receive_after_the_last_one_allowed(bench):
-    """[D] DLQ; [R 2024-04-30] for the source ARN, the id, and the count that goes on."""
+def test_max_receive_count(bench):
+    """SQS moves a message to the DLQ on the receive after the last one allowed.
+
+    [D] DLQ; [R 2024-04-30] for the source ARN, the id, and the count that goes on.
+    """
     bench.send(MessageAttributes={"a": text()})
     for _ in range(3):
         [before] = bench.receive(VisibilityTimeout=0)
@@ -370,8 +420,11 @@ def test_a_message_is_moved_on_the_receive_after_the_last_one_allowed(bench):
     assert after["Attributes"]["DeadLetterQueueSourceArn"] == bench.queue.arn
 
 
-def test_on_a_move_a_standard_message_keeps_its_age(bench):
-    """[D] DLQ: it expires by the original clock."""
+def test_age_after_move(bench):
+    """A standard message keeps its age when SQS moves it.
+
+    [D] DLQ: it expires by the original clock.
+    """
     sent_at = bench.clock.now
     bench.send()
     bench.clock.now += HOUR
@@ -383,8 +436,11 @@ def test_on_a_move_a_standard_message_keeps_its_age(bench):
     assert bench.receive(bench.dlq) == []
 
 
-def test_on_a_move_a_fifo_message_starts_anew(fifo):
-    """[D] DLQ: its enqueue time, and its message id for a deduplication id."""
+def test_age_after_move_on_fifo(fifo):
+    """A FIFO message starts anew when SQS moves it.
+
+    [D] DLQ: its enqueue time, and its message id for a deduplication id.
+    """
     message_id = fifo.send(MessageGroupId="g")
     fifo.clock.now += HOUR
     for _ in range(4):
@@ -397,15 +453,21 @@ def test_on_a_move_a_fifo_message_starts_anew(fifo):
 # FIFO
 
 
-def test_one_receive_brings_several_messages_of_a_group_in_order(fifo):
-    """[D] FIFO; [R]."""
+def test_order_in_group(fifo):
+    """One receive brings several messages of a group, in order.
+
+    [D] FIFO; [R].
+    """
     for body in "abc":
         fifo.send(body, MessageGroupId="g")
     assert fifo.bodies() == ["a", "b", "c"]
 
 
-def test_nothing_of_a_group_is_given_out_while_one_is_hidden(fifo):
-    """[D] FIFO; [R] test_fifo_message_group_visibility_after_partial_delete, ..._after_delete."""
+def test_group_with_hidden_message(fifo):
+    """SQS gives out no message of a group while another one is hidden.
+
+    [D] FIFO; [R] test_fifo_message_group_visibility_after_partial_delete, ..._after_delete.
+    """
     for body in "abc":
         fifo.send(body, MessageGroupId="g")
     fifo.send("other", MessageGroupId="h")
@@ -417,9 +479,12 @@ def test_nothing_of_a_group_is_given_out_while_one_is_hidden(fifo):
     assert fifo.bodies() == ["c"]
 
 
-def test_the_first_of_a_group_comes_back_while_the_second_is_hidden(fifo):
-    """[R] test_fifo_message_group_visibility_after_terminate_visibility_timeout; and, for the
-    second's extension, 2025-11-19."""
+def test_first_of_group_comes_back(fifo):
+    """The first message of a group comes back while the second is hidden.
+
+    [R] test_fifo_message_group_visibility_after_terminate_visibility_timeout; and, for the
+    second's extension, 2025-11-19.
+    """
     for body in "abc":
         fifo.send(body, MessageGroupId="g")
     a, b, _ = fifo.receive()
@@ -430,8 +495,11 @@ def test_the_first_of_a_group_comes_back_while_the_second_is_hidden(fifo):
     assert fifo.bodies() == ["a"]
 
 
-def test_a_second_message_with_the_same_deduplication_id_is_none_for_5_minutes(fifo):
-    """[D] FIFO; [R]: also when the first one has been deleted."""
+def test_deduplication(fifo):
+    """For 5 minutes SQS drops a second message with the same deduplication id.
+
+    [D] FIFO; [R]: also when the first one has been deleted.
+    """
     first = fifo.send(MessageGroupId="g")
     [message] = fifo.receive()
     fifo.delete(message)
@@ -443,8 +511,11 @@ def test_a_second_message_with_the_same_deduplication_id_is_none_for_5_minutes(f
     assert fifo.bodies() == ["a"]
 
 
-def test_a_fifo_queues_delay_is_that_of_its_messages():
-    """[R] test_fifo_queue_send_message_with_delay_on_queue_works; 0 counts as none."""
+def test_delay_of_fifo_queue():
+    """A FIFO queue's delay is the delay of its messages.
+
+    [R] test_fifo_queue_send_message_with_delay_on_queue_works; 0 counts as none.
+    """
     fifo = Bench(fifo=True, DelaySeconds="2")
     fifo.send(MessageGroupId="g", DelaySeconds=0)
     assert fifo.bodies() == []
@@ -455,8 +526,11 @@ def test_a_fifo_queues_delay_is_that_of_its_messages():
 # Batches
 
 
-def test_the_entries_of_a_batch_fail_one_by_one(bench):
-    """[D] API: SendMessageBatch: HTTP 200, with ``Failed``."""
+def test_bad_entry_of_batch(bench):
+    """A bad entry fails alone, and the others of its batch are sent.
+
+    [D] API: SendMessageBatch: HTTP 200, with ``Failed``.
+    """
     entries = [
         {"Id": "good", "MessageBody": "a"},
         {"Id": "bad", "MessageBody": "b", "DelaySeconds": 901},
@@ -471,7 +545,8 @@ def test_the_entries_of_a_batch_fail_one_by_one(bench):
 # Faults, which tests ask for
 
 
-def test_a_call_fails_before_it_has_had_any_effect(bench):
+def test_fault_before_effect(bench):
+    """A fault makes a call fail before it has any effect."""
     bench.send()
     [message] = bench.receive()
     bench.sqs.faults.append(Fault("DeleteMessageBatch", "InternalError"))
@@ -481,7 +556,8 @@ def test_a_call_fails_before_it_has_had_any_effect(bench):
     assert bench.delete(message) is None
 
 
-def test_the_answer_to_a_call_is_lost(bench):
+def test_fault_after_effect(bench):
+    """A fault may lose the answer to a call that had its effect."""
     bench.send()
     [message] = bench.receive()
     lost = ReadTimeoutError(endpoint_url="x")
@@ -493,7 +569,8 @@ def test_the_answer_to_a_call_is_lost(bench):
     assert (bench.queue.messages, hit) == ([], ["a"])
 
 
-def test_some_entries_of_a_batch_fail_on_the_side_of_sqs(bench):
+def test_fault_of_entries(bench):
+    """A fault may make some entries of a batch fail on the side of SQS."""
     bench.sqs.faults.append(Fault("SendMessageBatch", "InternalError", entries=frozenset({1})))
     entries = [{"Id": str(i), "MessageBody": f"m{i}"} for i in range(3)]
     answer = bench.sqs.send_message_batch(QueueUrl=bench.url, Entries=entries)
