@@ -166,8 +166,12 @@ def a_dead_letter(sqs_queue_factory, sqs_client):
 
 
 @by_name([page for page in PAGES if blocks(page, "python")])
-def test_the_code_of_a_page_runs(page, sqs_server, a_dead_letter, tmp_path):
-    """In a process of its own: what it defines, as a current Celery app, must not outlive it."""
+def test_code_of_page(page, sqs_server, a_dead_letter, tmp_path):
+    """The Python code of each page runs.
+
+    It runs in a process of its own, because its definitions, such as a current Celery app, must not
+    outlive it.
+    """
     home = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "CELERY_"))}
     here = {
         "AWS_ENDPOINT_URL": sqs_server,
@@ -187,7 +191,8 @@ def test_the_code_of_a_page_runs(page, sqs_server, a_dead_letter, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_tests_of_a_page_pass(pytester):
+def test_tests_of_pages(pytester):
+    """The tests that the pages show pass."""
     pages = [page for page in PAGES if page.name not in TYPED_IN]
     files = {
         block.file: block.code for page in pages for block in blocks(page, "python") if block.file
@@ -200,7 +205,8 @@ def test_the_tests_of_a_page_pass(pytester):
     result.assert_outcomes(passed=expected)
 
 
-def test_a_block_says_what_it_is():
+def test_language_of_block():
+    """Each fenced block names a known language."""
     known = {"python", "console", "json", "yaml", "hcl", "mermaid"}
     known |= {"text"}  # what a command prints
     known |= {"{toctree}", "{eval-rst}", "{command-help}"}  # what only the site shows
@@ -209,7 +215,8 @@ def test_a_block_says_what_it_is():
         assert {info.partition(" ")[0] for info in infos} <= known, page
 
 
-def test_the_json_and_yaml_of_the_documentation_are_that():
+def test_json_and_yaml():
+    """The JSON and YAML of the pages can be parsed."""
     for page in PAGES:
         for block in blocks(page, "json"):
             json.loads(block.code)
@@ -220,10 +227,11 @@ def test_the_json_and_yaml_of_the_documentation_are_that():
 # The README's promise, and the policy that it needs
 
 
-def test_the_mail_of_the_readme_survives_a_refused_connection_with_the_actions_of_the_policy(
-    proxy, queue, monkeypatch
-):
-    """Its example, as it stands there, on a worker; the server takes the second connection."""
+def test_readme_mail(proxy, queue, monkeypatch):
+    """The README's mail survives a refused connection, with no action beyond the worker's policy.
+
+    Its example runs on a worker as it stands there; the server takes the second connection.
+    """
     mails = {"__name__": "mails"}
     exec(compile(python_of(ROOT / "README.md"), str(ROOT / "README.md"), "exec"), mails)
     connections = []
@@ -306,7 +314,8 @@ def target_of(page: Path, path: str) -> Path | None:
     return (page.parent / path).resolve() if path else page
 
 
-def test_every_link_leads_somewhere():
+def test_links():
+    """Each link leads to a file, and to a heading, that exists."""
     broken = []
     for page in PAGES:
         for link in links(page):
@@ -319,28 +328,32 @@ def test_every_link_leads_somewhere():
     assert broken == []
 
 
-def test_a_page_of_the_site_links_to_no_file_beside_it():
-    """The site has the pages alone."""
+def test_links_of_site():
+    """A page of the site links to other pages of the site, or to full URLs.
+
+    The site has the pages alone.
+    """
     for page in DOCS:
         for link in links(page):
             target = target_of(page, link.partition("#")[0])
             assert "://" in link or target in DOCS, f"{page.name}: {link}"
 
 
-def test_no_link_leads_to_a_placeholder():
-    """Only code may name a domain that nobody can visit."""
+def test_placeholder_links():
+    """No link leads to a placeholder. Only code may name a domain that does not exist."""
     for page in PAGES:
         for link in links(page):
             assert not re.search(r"//([\w-]+\.)*(example\.(org|com|net)|localhost)\b", link), link
 
 
-def test_llms_txt_has_every_page():
+def test_llms_txt():
+    """``llms.txt`` links to each page except the index."""
     targets = [target_of(ROOT / "llms.txt", link) for link in links(ROOT / "llms.txt")]
     assert sorted(map(str, targets)) == sorted(str(page) for page in DOCS if page.stem != "index")
 
 
-def test_the_public_names():
-    """Each is on the page of the API: by its name, or with all others of its module."""
+def test_public_names():
+    """The API page lists each public name, by itself or with all others of its module."""
     page = ROOT / "docs/api.md"
     text = "".join(block.code for block in blocks(page, "{eval-rst}"))
     listed = {
@@ -353,7 +366,8 @@ def test_the_public_names():
             assert module.__name__ in wholly or set(module.__all__) <= listed, module
 
 
-def test_each_command_has_its_help():
+def test_command_help():
+    """The page of the commands shows the help of each command."""
     text = (ROOT / "docs/commands.md").read_text()
     shown = re.findall(r"^```\{command-help\} (\S+)$", text, re.M)
     entries = SETUP["options.entry_points"]["celery.commands"].split("\n")
@@ -364,8 +378,11 @@ def test_each_command_has_its_help():
 @pytest.mark.skipif(
     find_spec("furo") is None and "CI" not in os.environ, reason="the extra docs is not installed"
 )
-def test_the_site_is_built_without_a_warning(tmp_path):
-    """A name of ours that does not exist is a warning, too."""
+def test_site(tmp_path):
+    """Sphinx builds the site without a warning.
+
+    A name of ours that does not exist is a warning, too.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-n", "-W", "--keep-going", "-q", "docs", tmp_path],
         cwd=ROOT,
@@ -375,7 +392,8 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_every_page_is_in_the_contents():
+def test_contents():
+    """The table of contents names each page."""
     index = ROOT / "docs/index.md"
     lines = [line for block in blocks(index, "{toctree}") for line in block.code.splitlines()]
     named = [line for line in lines if line and not line.startswith(":")]
@@ -398,7 +416,8 @@ def ids(case: object) -> str:
 
 
 @pytest.mark.parametrize(("line", "words"), [*dict(commands()).items()], ids=ids)
-def test_a_command_exists(line, words):
+def test_command(line, words):
+    """Each command that a page shows exists, with the options or files that it names."""
     program, arguments = Path(words[0]).name, words[1:]
     check = {
         "make": check_make,
@@ -471,7 +490,8 @@ def known_settings() -> set[str]:
     return set(str(refused.value).partition("expected ")[2].split(", "))
 
 
-def test_the_options_and_their_defaults():
+def test_options_table():
+    """The page of the options shows each setting, and each option with its default."""
     rows = table("docs/options.md", heading="option")
     shown = {code_spans(row[0])[0]: code_spans(row[1])[0] for row in rows}
     names = vars(celery_sqs_backoff) | {"timedelta": timedelta}
@@ -481,7 +501,8 @@ def test_the_options_and_their_defaults():
     assert {*shown, *settings} - {"guard"} == known_settings()  # a guard is each task's own
 
 
-def test_every_app_wide_setting_that_is_named_is_one():
+def test_named_settings():
+    """Each app-wide setting that a page or the source names exists."""
     texts = [path.read_text() for path in (*PAGES, *PACKAGE.rglob("*.py"))]
     named = {
         name for text in texts for name in re.findall(r"""sqs_backoff\[["']([a-z_]+)["']\]""", text)
@@ -508,7 +529,8 @@ def log_events() -> set[tuple[str, str]]:
     return found
 
 
-def test_the_log_events():
+def test_log_events():
+    """The page of the log events shows each event with its level."""
     shown = {
         (event, rows[0][0])
         for rows in tables(ROOT / "docs/log-events.md")
@@ -518,14 +540,16 @@ def test_the_log_events():
     assert shown == log_events()
 
 
-def test_the_checks_of_django():
+def test_django_checks():
+    """The page of the doctor's rules shows each of Django's checks."""
     source = "".join(path.read_text() for path in (PACKAGE / "contrib/django").rglob("*.py"))
     ids = set(re.findall(r"\b([EWI]\d{3})\"", source))
     shown = {code_spans(row[0])[0] for row in table("docs/doctor-rules.md", heading="check")}
     assert shown == ids
 
 
-def test_the_fields_and_reasons_of_a_dead_letter():
+def test_dead_letter_tables():
+    """The pages show each field of a dead letter's record, and each reason."""
     shown = [
         name
         for row in table("docs/dead-letter-record.md", heading="field")
@@ -582,7 +606,8 @@ def shown_actions(heading_row: int) -> set[str]:
     return {name for row in rows for name in code_spans(row[0])}
 
 
-def test_the_iam_actions_are_those_of_the_calls():
+def test_iam_actions():
+    """The page of the queues shows the IAM actions of the calls that the package makes."""
     redrive = set((PACKAGE / "redrive").rglob("*.py"))
     finder = PACKAGE / "sqs" / "find_queue.py"  # used by commands only
     worker = set(PACKAGE.rglob("*.py")) - redrive - {PACKAGE / "testing.py", finder}
@@ -591,7 +616,8 @@ def test_the_iam_actions_are_those_of_the_calls():
     assert actions_called_by(redrive) == shown_actions(1)
 
 
-def test_terraform_grants_what_the_policies_grant():
+def test_terraform():
+    """The Terraform example grants a worker the same actions as its policy."""
     import hcl2
 
     page = ROOT / "docs/queues.md"
@@ -614,14 +640,15 @@ EXISTING_STORIES = (
 )
 
 
-def test_every_story_has_its_place():
+def test_field_stories():
+    """The page of the field stories has each story once, with all that this version answers."""
     shown = [row[0] for rows in tables(ROOT / "tests/field-stories.md") for row in rows[1:]]
     assert len(set(shown)) == len(shown)
     assert set(EXISTING_STORIES) <= set(shown)
 
 
 @pytest.mark.parametrize(("page", "table"), TABLES)
-def test_the_tables_that_are_made_from_code(page, table):
-    """``python -m tests.tables`` writes them."""
+def test_generated_tables(page, table):
+    """The tables that are made from code are up to date. ``python -m tests.tables`` writes them."""
     text = (ROOT / "docs" / page).read_text()
     assert write_into(text, table, TABLES[page, table]()) == text

@@ -36,7 +36,8 @@ def import_without(modules, *forbidden):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
 
-def test_all_is_complete_and_sorted():
+def test_all():
+    """``__all__`` has each public name, and is sorted."""
     public = {
         name
         for name, value in vars(celery_sqs_backoff).items()
@@ -48,13 +49,17 @@ def test_all_is_complete_and_sorted():
     assert celery_sqs_backoff.__all__ == sorted(celery_sqs_backoff.__all__)
 
 
-def test_boto3_is_imported_when_it_is_needed():
+def test_boto3_at_import():
+    """Importing the package does not import boto3."""
     code = "import celery_sqs_backoff, sys; sys.exit('boto3' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_what_every_celery_command_loads_brings_no_boto3():
-    """``celery`` imports all commands, also to start a worker."""
+def test_boto3_in_commands():
+    """Our commands do not import boto3 when they are loaded.
+
+    ``celery`` imports all commands, also to start a worker.
+    """
     code = """
 import sys
 from importlib.metadata import entry_points
@@ -67,7 +72,8 @@ sys.exit("boto3" in sys.modules)
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_redrive_is_the_function_whatever_was_imported_first():
+def test_redrive_is_function():
+    """``redrive`` is the function, although a module of that package was imported first."""
     code = """
 import celery_sqs_backoff.redrive.look
 from celery_sqs_backoff import redrive
@@ -84,15 +90,18 @@ def test_pure_modules():
     assert done.returncode == 0, done.stderr
 
 
-def test_what_is_decided_imports_nothing_of_sqs():
+def test_decisions_without_sqs():
+    """The modules that decide import nothing of SQS."""
     done = import_without(RETRY, "celery_sqs_backoff.sqs", "celery", "boto3")
     assert done.returncode == 0, done.stderr
 
 
-def test_nothing_of_the_core_needs_django_or_what_tests_need():
+def test_core_without_extras():
+    """The worker's core needs neither Django nor the libraries of tests."""
     done = import_without(["worker.step"], "django", "moto", "pytest")
     assert done.returncode == 0, done.stderr
 
 
-def test_the_blocker_blocks():
+def test_blocker():
+    """An import that these tests forbid fails."""
     assert import_without(["task.base"], "celery").returncode != 0

@@ -40,8 +40,11 @@ def libraries(path):
             yield from (alias.name.partition(".")[0] for alias in node.names)
 
 
-def test_only_known_libraries_are_imported():
-    """A library that is none of the requirements is missing in a user's image."""
+def test_libraries():
+    """The package imports only its requirements, and the libraries of extras where they are used.
+
+    A library that is none of the requirements is missing in a user's image.
+    """
     known = sys.stdlib_module_names | REQUIRED | {"celery_sqs_backoff"} | FOR_TYPES
     for path in ROOT.rglob("*.py"):
         room = path.relative_to(ROOT).parts[0]
@@ -57,15 +60,19 @@ def test_only_known_libraries_are_imported():
         ("matplotlib.figure", "plot", lambda: plot([], "", Path("outage.svg"))),
     ],
 )
-def test_a_missing_library_is_said_with_what_to_install(monkeypatch, library, extra, use):
-    """``prometheus_client`` is in ``test_observation``."""
+def test_missing_library(monkeypatch, library, extra, use):
+    """The error about a missing library says what to install.
+
+    ``test_observation`` tests this for ``prometheus_client``.
+    """
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises((ImproperlyConfigured, ValueError)) as caught:
         use()
     assert f"pip install 'celery-sqs-backoff[{extra}]'" in str(caught.value)
 
 
-def test_the_fixtures_need_pytest():
+def test_missing_pytest():
+    """The error about a missing pytest says what to install."""
     code = "import sys; sys.modules['pytest'] = None; import celery_sqs_backoff.testing"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install 'celery-sqs-backoff[testing]'" in done.stderr.splitlines()[-1]

@@ -6,7 +6,7 @@ from tests import rooms
 from tests.support.cases import cases
 
 
-def test_every_file_has_a_room():
+def test_complete():
     """Each test file belongs to a room, and each room has tests."""
     found = [set(rooms.test_files(room)) for room in rooms.ROOMS]
     assert all(found)
@@ -23,7 +23,8 @@ def test_every_file_has_a_room():
         "neither": ("unit/test_hazards.py", {"house"}),
     },
 )
-def test_room_of_a_file(file, expected):
+def test_rooms_of_file(file, expected):
+    """The rooms of a file follow from its folder, its name, its worker, or its imports."""
     assert rooms.rooms_of(rooms.TESTS / file) == expected
 
 

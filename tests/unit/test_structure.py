@@ -103,8 +103,11 @@ def imports(module: str, *, for_types: bool = True) -> frozenset[str]:
     return frozenset(found & modules().keys()) - {module}
 
 
-def test_imports_point_one_way():
-    """retry <- sqs <- (task, worker, provider, redrive, safe) <- shells."""
+def test_import_direction():
+    """Each room imports only the rooms below it.
+
+    retry <- sqs <- (task, worker, provider, redrive, safe) <- shells.
+    """
     wrong = {}
     for module in filter(None, modules()):
         room = module.split(".")[0]
@@ -114,8 +117,11 @@ def test_imports_point_one_way():
     assert wrong == {}
 
 
-def test_no_module_imports_itself_by_a_detour():
-    """A part may name the type of the whole that owns it, which imports nothing at run time."""
+def test_import_cycles():
+    """No module imports itself by a detour.
+
+    A part may name the type of the whole that owns it, which imports nothing at run time.
+    """
     state = {}
     circles = set()
 
