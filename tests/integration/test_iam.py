@@ -83,7 +83,8 @@ def asked(stage, proxy):
     return asked
 
 
-def test_a_look_needs_no_more_than_its_policy_on_either_queue(stage, asked):
+def test_look(stage, asked):
+    """A look needs no more than its policy grants on each of the two queues."""
     peek(stage.app, stage.queue.name)
     found = asked()
     assert found[DLQ] >= {"sqs:ReceiveMessage", "sqs:ListDeadLetterSourceQueues"}
@@ -91,10 +92,11 @@ def test_a_look_needs_no_more_than_its_policy_on_either_queue(stage, asked):
         assert found[name] <= granted(LOOK, f":{name}")
 
 
-def test_a_dead_letter_queue_that_is_not_predefined_is_found_by_those_that_are(
-    stage, proxy, make_queue
-):
-    """As the page says: their attributes are read, all of them."""
+def test_dlq_not_predefined(stage, proxy, make_queue):
+    """A look finds a dead-letter queue that is not predefined by way of the queues that are.
+
+    It reads the attributes of all of them, as the page says.
+    """
     other = make_queue()
     predefined = {queue.name: {"url": queue.url} for queue in (stage.queue, other)}
     stage.app.conf.broker_transport_options["predefined_queues"] = predefined
@@ -105,12 +107,14 @@ def test_a_dead_letter_queue_that_is_not_predefined_is_found_by_those_that_are(
     assert stage.dlq.name not in predefined
 
 
-def test_a_redrive_does_nothing_that_the_policy_of_the_dead_letter_queue_denies(stage, asked):
+def test_redrive(stage, asked):
+    """A redrive does nothing that the policy of the dead-letter queue denies."""
     assert stage.redrive().sent == 12
     assert not any(is_denied(WRITERS, SOMEBODY, action) for action in asked()[DLQ])
 
 
-def test_only_workers_may_write_to_the_dead_letter_queue():
+def test_writers():
+    """Only workers may write to the dead-letter queue."""
     (to_dlq,) = ({*granted(WORKER, f":{DLQ}")},)
     assert to_dlq == {"sqs:SendMessage"}
     assert not is_denied(WRITERS, WORKERS_ROLE, "sqs:SendMessage")
@@ -120,8 +124,11 @@ def test_only_workers_may_write_to_the_dead_letter_queue():
     }
 
 
-def test_the_redrive_allow_policy_names_the_queues_that_messages_go_back_to(stage):
-    """It is an attribute that SQS takes, with the sources that a redrive would list."""
+def test_redrive_allow_policy(stage):
+    """The redrive allow policy names the queues that messages go back to.
+
+    It is an attribute that SQS takes, with the sources that a redrive would list.
+    """
     found = shown(SOURCES)
     assert found["redrivePermission"] == "byQueue"
     assert [QueueArn.parse(arn).name for arn in found["sourceQueueArns"]] == [MAIN]
@@ -133,7 +140,8 @@ def test_the_redrive_allow_policy_names_the_queues_that_messages_go_back_to(stag
     assert set(peek(stage.app, stage.dlq.name).by_destination) == {stage.queue.name}
 
 
-def test_assuming_a_role_is_one_call(monkeypatch):
+def test_assume_role(monkeypatch):
+    """kombu makes only the call that the policy of a role grants."""
     client = boto3.client(
         "sts", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
     )
@@ -154,7 +162,8 @@ def test_assuming_a_role_is_one_call(monkeypatch):
     assert called == granted(ROLE, WORKERS_ROLE)
 
 
-def test_a_table_needs_four_actions():
+def test_table():
+    """The DynamoDB store makes exactly the calls that its policy grants."""
     client = boto3.client(
         "dynamodb", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
     )
@@ -174,7 +183,9 @@ def test_a_table_needs_four_actions():
     assert called == granted(STORE, "table/mail-records")
 
 
-def test_keys_are_used_for_what_is_received_and_sent(stage, asked):
+def test_keys(stage, asked):
+    """The policy of the KMS keys grants what a look and a redrive need on each queue."""
+
     def of_keys(actions):
         return set().union(*(OF_KMS.get(action, set()) for action in actions))
 

@@ -92,7 +92,8 @@ def key(request: ProviderRequest) -> str:
     return str(request.headers["idempotency-key"])
 
 
-def test_without_a_fault_everything_passes(proxy, payments):
+def test_no_fault(proxy, payments):
+    """Without a fault the request and its answer pass, and the proxy records the exchange."""
     answer = pay(proxy, "a")
 
     assert answer.status_code == 201
@@ -106,17 +107,20 @@ def test_without_a_fault_everything_passes(proxy, payments):
     assert exchange.request.json() == {"amount": 10}
 
 
-def test_answers_without_a_body_pass(proxy):
+def test_no_body(proxy):
+    """Answers without a body pass."""
     assert requests.head(proxy.url, timeout=5).headers["X-Provider"] == "payments"
     assert requests.delete(f"{proxy.url}/charges/a", timeout=5).status_code == 204
 
 
-def test_a_path_of_the_provider_is_put_before_the_request_s(payments):
+def test_path_of_provider(payments):
+    """The proxy puts a path of the provider's URL before that of the request."""
     with running_provider_proxy(f"{payments.url}/v1/") as proxy:
         assert pay(proxy, "a").json()["path"] == "/v1/charges?currency=eur"
 
 
-def test_a_failed_request_never_reaches_the_provider(proxy, payments):
+def test_fail(proxy, payments):
+    """A request that the proxy fails never reaches the provider."""
     fault = fail(429, headers={"Retry-After": "7"}, body=b"slow down")
     proxy.inject(fault)
     answer = pay(proxy, "a")
@@ -131,7 +135,8 @@ def test_a_failed_request_never_reaches_the_provider(proxy, payments):
     assert (exchange.forwarded, exchange.status, exchange.fault) == (False, 429, fault)
 
 
-def test_a_dropped_answer_was_processed(proxy, payments):
+def test_drop_answer(proxy, payments):
+    """The provider has processed a request whose answer the proxy drops."""
     proxy.inject(drop_answer())
     with pytest.raises(requests.ConnectionError):
         pay(proxy, "a")
@@ -141,7 +146,8 @@ def test_a_dropped_answer_was_processed(proxy, payments):
     assert (exchange.forwarded, exchange.status) == (True, None)
 
 
-def test_a_fault_is_for_chosen_requests_so_many_times_per_id(proxy, payments):
+def test_times_per_id(proxy, payments):
+    """A fault hits the chosen requests only, and each ID as often as ``times`` says."""
     proxy.inject(fail(503, when=lambda request: request.json()["amount"] == 666, times=2, per=key))
 
     statuses = [
@@ -152,12 +158,14 @@ def test_a_fault_is_for_chosen_requests_so_many_times_per_id(proxy, payments):
     assert statuses == [[503, 503, 201, 201], [503, 503, 201, 201], [201] * 4]
 
 
-def test_faults_follow_one_another(proxy):
+def test_two_faults(proxy):
+    """Each fault follows the one before it."""
     proxy.inject(fail(500, times=1), fail(429, times=1))
     assert [pay(proxy, "a").status_code for _ in range(3)] == [500, 429, 201]
 
 
-def test_a_provider_over_tls_is_reached_if_it_is_trusted(provider_proxy, tmp_path, monkeypatch):
+def test_tls(provider_proxy, tmp_path, monkeypatch):
+    """The proxy reaches a provider over TLS only if it trusts its certificate."""
     authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -170,12 +178,14 @@ def test_a_provider_over_tls_is_reached_if_it_is_trusted(provider_proxy, tmp_pat
         assert provider.seen == 1
 
 
-def test_a_predicate_may_look_at_what_has_happened(proxy):
+def test_when(proxy):
+    """A predicate may look at the exchanges so far."""
     proxy.inject(fail(when=lambda request: len(proxy.exchanges) == 1))
     assert [pay(proxy, "a").status_code for _ in range(3)] == [201, 503, 201]
 
 
-def test_bodies_and_headers_are_not_in_a_repr(proxy):
+def test_repr(proxy):
+    """The repr of an exchange shows neither its body nor its headers."""
     pay(proxy, "secret-key", 4711)
     assert "secret-key" not in repr(proxy.exchanges)
     assert "4711" not in repr(proxy.exchanges)
@@ -191,13 +201,17 @@ def test_bodies_and_headers_are_not_in_a_repr(proxy):
         ),
     },
 )
-def test_nonsense_is_refused_by_name(make, message):
+def test_invalid_argument(make, message):
+    """The proxy refuses an invalid argument by its name."""
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_the_example_of_the_documentation_works(provider_proxy, sqs_celery_app, sqs_worker):
-    """Its blocks run with the other pages; the test in it needs fixtures, and runs here."""
+def test_example(provider_proxy, sqs_celery_app, sqs_worker):
+    """The example of the documentation works.
+
+    Its blocks run with the other pages; the test in it needs fixtures, and runs here.
+    """
     page = Path(__file__).parents[2] / "docs" / "testing.md"
     *blocks, last = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     names = {}
@@ -208,7 +222,8 @@ def test_the_example_of_the_documentation_works(provider_proxy, sqs_celery_app, 
     exec(last, names)
 
 
-def test_a_provider_that_acted_and_did_not_answer_was_forwarded_to(provider_proxy):
+def test_provider_without_answer(provider_proxy):
+    """An exchange counts as forwarded if the provider got the request and did not answer."""
     with http_faults() as provider:
         provider.behave = close
         proxy = provider_proxy(provider.url)

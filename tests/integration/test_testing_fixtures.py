@@ -39,7 +39,8 @@ def waiting(sqs: SQSClient, queue: LocalQueue) -> tuple[int, int]:
     )
 
 
-def test_the_queue_has_a_dead_letter_queue_and_the_defaults_of_sqs(sqs_client, sqs_queue):
+def test_queue(sqs_client, sqs_queue):
+    """The queue has a dead-letter queue, the visibility timeout of SQS, and 10 receives."""
     assert sqs_queue.dlq is not None
     found = attributes(sqs_client, sqs_queue.url)
     assert found["QueueArn"] == sqs_queue.arn
@@ -48,7 +49,8 @@ def test_the_queue_has_a_dead_letter_queue_and_the_defaults_of_sqs(sqs_client, s
     assert re.search(r'"maxReceiveCount": "?10\b', found["RedrivePolicy"])
 
 
-def test_the_factory_makes_the_queue_that_is_asked_for(sqs_client, sqs_queue_factory):
+def test_queue_factory(sqs_client, sqs_queue_factory):
+    """The factory makes a queue with the attributes that the test asks for."""
     queue = sqs_queue_factory(
         name="mail",
         fifo=True,
@@ -67,9 +69,9 @@ def test_the_factory_makes_the_queue_that_is_asked_for(sqs_client, sqs_queue_fac
 
 
 @pytest.mark.parametrize("pool", ["solo", "threads"])
-def test_a_worker_runs_the_tasks_of_the_app(
-    sqs_client, sqs_queue, sqs_celery_app, sqs_worker, pool
-):
+def test_worker(sqs_client, sqs_queue, sqs_celery_app, sqs_worker, pool):
+    """A worker runs the tasks of the app, and leaves no message on the queue."""
+
     @sqs_celery_app.task(acks_late=True)
     def add(x, y):
         return x + y
@@ -80,10 +82,11 @@ def test_a_worker_runs_the_tasks_of_the_app(
     assert waiting(sqs_client, sqs_queue) == (0, 0)
 
 
-def test_a_stopped_worker_takes_no_message_with_it(
-    sqs_client, sqs_queue, sqs_celery_app, sqs_worker
-):
-    """A long poll of the stopped worker would receive the message, and hide it from everybody."""
+def test_stopped_worker(sqs_client, sqs_queue, sqs_celery_app, sqs_worker):
+    """A stopped worker takes no message with it.
+
+    A long poll of the stopped worker would receive the message, and hide it from others.
+    """
 
     @sqs_celery_app.task
     def noop(): ...
@@ -97,7 +100,9 @@ def test_a_stopped_worker_takes_no_message_with_it(
         sqs_client.delete_message(QueueUrl=sqs_queue.url, ReceiptHandle=message["ReceiptHandle"])
 
 
-def test_shared_tasks_go_to_the_local_sqs(sqs_celery_app, sqs_worker):
+def test_shared_task(sqs_celery_app, sqs_worker):
+    """A shared task goes to the local SQS."""
+
     @shared_task(name="tests.shared_double")
     def double(x):
         return x * 2
@@ -106,7 +111,9 @@ def test_shared_tasks_go_to_the_local_sqs(sqs_celery_app, sqs_worker):
         assert double.delay(21).get(timeout=20, interval=0.02) == 42
 
 
-def test_a_task_for_another_queue_does_not_create_that_queue(sqs_client, sqs_celery_app):
+def test_other_queue(sqs_client, sqs_celery_app):
+    """A task for a queue that does not exist raises, and does not create that queue."""
+
     @sqs_celery_app.task
     def noop(): ...
 
@@ -116,10 +123,11 @@ def test_a_task_for_another_queue_does_not_create_that_queue(sqs_client, sqs_cel
     assert not [url for url in urls if url.endswith("somewhere-else")]
 
 
-def test_an_app_of_the_users_own_is_moved_and_moved_back(
-    monkeypatch, sqs_server, sqs_queue_factory
-):
-    """Twice, as in two tests: connections, queues and results of the first must not be reused."""
+def test_users_app(monkeypatch, sqs_server, sqs_queue_factory):
+    """An app of the user's own is moved to the local SQS, and moved back.
+
+    Twice, as in two tests: connections, queues and results of the first must not be reused.
+    """
     monkeypatch.setenv("CELERY_BROKER_URL", "redis://production:6379/0")
     monkeypatch.setenv("CELERY_RESULT_BACKEND", "redis://production:6379/1")
     app = Celery("users_own", broker="redis://laptop", set_as_current=False)
@@ -145,8 +153,11 @@ def test_an_app_of_the_users_own_is_moved_and_moved_back(
     assert current_app._get_current_object() is before
 
 
-def test_the_moved_app_is_the_current_one_whichever_was_before(sqs_server, sqs_queue):
-    """``@shared_task`` asks for the current app; a project's own is that once it is imported."""
+def test_moved_app_is_current(sqs_server, sqs_queue):
+    """The moved app is the current one, and afterwards the former app is current again.
+
+    ``@shared_task`` asks for the current app; a project's own is that once it is imported.
+    """
     with setup_default_app(current_app._get_current_object()):
         projects_own = Celery("projects_own")
         with on_local_sqs(Celery("tests", set_as_current=False), sqs_server, sqs_queue) as app:
@@ -154,7 +165,8 @@ def test_the_moved_app_is_the_current_one_whichever_was_before(sqs_server, sqs_q
         assert current_app._get_current_object() is projects_own
 
 
-def test_credentials_come_from_nowhere_else(monkeypatch, sqs_server, sqs_celery_app):
+def test_credentials(monkeypatch, sqs_server, sqs_celery_app):
+    """The credentials of the local SQS do not come from the environment."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAREAL")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "real")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "real")
@@ -171,12 +183,15 @@ def test_credentials_come_from_nowhere_else(monkeypatch, sqs_server, sqs_celery_
             assert (found.access_key, found.secret_key, found.token) == ("testing", "testing", None)
 
 
-def test_only_pools_that_share_this_process_are_accepted(sqs_worker):
+def test_prefork(sqs_worker):
+    """A worker of the fixture refuses a pool that does not share the test's process."""
     with pytest.raises(ValueError, match="invalid pool 'prefork'"), sqs_worker(pool="prefork"):
         pass
 
 
-def test_logging_is_left_to_pytest(sqs_celery_app, sqs_worker, caplog):
+def test_logging(sqs_celery_app, sqs_worker, caplog):
+    """The worker leaves logging to pytest, and logs no requests to SQS."""
+
     @sqs_celery_app.task
     def fail():
         raise RuntimeError("said in the log")
@@ -187,7 +202,8 @@ def test_logging_is_left_to_pytest(sqs_celery_app, sqs_worker, caplog):
     assert "POST / HTTP" not in caplog.text
 
 
-def test_the_example_in_the_docstring_passes(pytester):
+def test_example(pytester):
+    """The example in the module's docstring passes."""
     example = re.search(r"is retried::\n\n(.*?)\n\n``@shared", testing.__doc__ or "", re.DOTALL)
     assert example is not None
     pytester.makeconftest('pytest_plugins = ["celery_sqs_backoff.testing"]')
@@ -196,16 +212,22 @@ def test_the_example_in_the_docstring_passes(pytester):
     result.assert_outcomes(passed=1)
 
 
-def test_the_plugin_costs_no_import_of_moto(pytester):
-    """A project's unit tests, which need no SQS, must not wait for it."""
+def test_import_of_moto(pytester):
+    """The plugin does not import moto before a fixture needs it.
+
+    A project's unit tests, which need no SQS, must not wait for it.
+    """
     pytester.makeconftest('pytest_plugins = ["celery_sqs_backoff.testing"]')
     pytester.makepyfile("import sys\ndef test_it(): assert 'moto' not in sys.modules")
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize("test", [1, 2])
-def test_each_test_has_a_store_of_its_own(sqs_celery_app, sqs_worker, test):
-    """A guard that another test has passed would refuse this one's message."""
+def test_store_per_test(sqs_celery_app, sqs_worker, test):
+    """Each test has a store of its own.
+
+    A guard that another test has passed would refuse this one's message.
+    """
 
     @sqs_celery_app.task(
         base=SQSBackoffTask, shared=False, name="guarded", guard=Guard(key="mail:7", window=3600)
@@ -217,7 +239,8 @@ def test_each_test_has_a_store_of_its_own(sqs_celery_app, sqs_worker, test):
         assert mail.delay().get(timeout=10) == f"sent by test {test}"
 
 
-def test_a_real_store_is_not_used_in_a_test(sqs_server, sqs_queue):
+def test_real_store(sqs_server, sqs_queue):
+    """An app with a real store uses one in memory in a test, and its own again afterwards."""
     app = Celery("mine", set_as_current=False)
     app.conf.sqs_backoff = {"store": "redis://production:6379/0", "crash_budget": 2}
     with on_local_sqs(app, sqs_server, sqs_queue):
@@ -226,8 +249,11 @@ def test_a_real_store_is_not_used_in_a_test(sqs_server, sqs_queue):
     assert app.conf.sqs_backoff["store"] == "redis://production:6379/0"
 
 
-def test_the_settings_of_a_django_app_are_taken(sqs_server, sqs_queue):
-    """Celery's names there begin with ``CELERY_``, also that of our settings."""
+def test_django_settings(sqs_server, sqs_queue):
+    """The settings of a Django project's app are taken, and its store is not used.
+
+    Celery's names there begin with ``CELERY_``, also that of our settings.
+    """
     settings = SimpleNamespace(CELERY_SQS_BACKOFF={"store": "django", "max_retries": 3})
     app = Celery("django-project", set_as_current=False)
     app.config_from_object(settings, namespace="CELERY")
