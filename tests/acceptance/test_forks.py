@@ -16,8 +16,11 @@ def guarded() -> None:
     note(task="forks.guarded", guards=guard_forks.cache_info().currsize)
 
 
-def test_the_forks_of_a_worker_are_guarded(make_stage):
-    """A process inherits from the worker that its guard was set when it was forked."""
+def test_forks(make_stage):
+    """A worker guards its forks.
+
+    A process inherits from the worker that its guard was set when it was forked.
+    """
     stage = make_stage()
     stage.send("forks.guarded")
     with stage.worker(concurrency=1):

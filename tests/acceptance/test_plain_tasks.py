@@ -68,8 +68,11 @@ def rejects(self: Any, times: int) -> None:
 
 @pytest.mark.hazard("H10", "H12", "H14")
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_each_task_runs_once_and_leaves_the_queue(make_stage, pool):
-    """The visibility timeout is 4 s. One task takes 9 s, and another has an ETA after 9 s."""
+def test_plain_tasks(make_stage, pool):
+    """Celery's own tasks run exactly as often as they must, and their messages leave the queue.
+
+    The visibility timeout is 4 s. One task takes 9 s, and another has an ETA after 9 s.
+    """
     queue = {
         "visibility_timeout_seconds": VISIBILITY_TIMEOUT_SECONDS,
         "dead_letter_queue": False,

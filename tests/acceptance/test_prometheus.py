@@ -71,7 +71,8 @@ def prometheus(directory: Path, target: int) -> Iterator[Callable[[str], float]]
 
 
 @pytest.mark.skipif(PROMETHEUS is None, reason="needs Prometheus (Debian's package prometheus)")
-def test_a_thousand_tasks_are_counted_exactly_over_pool_restarts(make_stage, tmp_path):
+def test_counts_over_restarts(make_stage, tmp_path):
+    """Prometheus counts a thousand tasks exactly, over restarts of the pool's processes."""
     port = free_port()
     stage = make_stage(
         conf={"sqs_backoff": {"prometheus_port": port}, "worker_max_tasks_per_child": 150}
