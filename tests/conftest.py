@@ -48,9 +48,14 @@ _SERVICES = {"redis": 6379, "rabbitmq": 5672}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let tests of Ctrl-C work in a background job too, for which a shell ignores SIGINT."""
+    """Let tests of signals work in a background job too.
+
+    A shell ignores SIGINT for it, and nohup ignores SIGHUP. The tests' processes inherit both.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(optionalhook=True)
