@@ -186,13 +186,7 @@ def _statuses(rule: StatusRule) -> str:
         text = f"other {rule.statuses.start // 100}xx"
     else:
         text = ", ".join(map(str, rule.statuses))
-    if rule.if_asked_to_wait:
-        text += " that ask to wait"
-    if rule.if_retry_after:
-        text += " with `Retry-After`"
-    if rule.if_of_a_cache:
-        text += " with `Server: Varnish`"
-    return text
+    return f"{text} {rule.only}".strip()
 
 
 def _errors(rule: ErrorRule) -> str:

@@ -24,13 +24,14 @@ class StatusRule:
     statuses: Collection[int]
     means: Meaning
     why: str
-    #: The row fits only if the answer asks the caller to wait.
-    if_asked_to_wait: bool = False
-    #: The row fits only if the answer has ``Retry-After``. Rate-limit headers do not suffice here,
-    #: because a gateway adds them to all answers, also if it had passed the request on.
-    if_retry_after: bool = False
-    #: The row fits only if a cache made the answer itself.
-    if_of_a_cache: bool = False
+    #: A condition on the answer's headers, or empty.
+    only: str = ""
+
+
+#: Conditions of rows, as the documentation prints them. Rate-limit headers ask to wait, but do not
+#: count as ``Retry-After``, because a gateway adds them also if it had passed the request on.
+ASKS_TO_WAIT, HAS_RETRY_AFTER = "that ask to wait", "with `Retry-After`"
+OF_A_CACHE = "with `Server: Varnish`"  # a cache made the answer itself
 
 
 #: RFC 9110 https://www.rfc-editor.org/rfc/rfc9110.html#name-status-codes, unless another is named.
@@ -62,7 +63,7 @@ STATUSES: tuple[StatusRule, ...] = (
         range(400, 500),
         Meaning.REFUSED_FOR_NOW,
         "`Retry-After`, or an exhausted rate limit (RFC 9110, 15.5.14; GitHub answers 403 so)",
-        if_asked_to_wait=True,
+        only=ASKS_TO_WAIT,
     ),
     StatusRule(
         range(400, 500),
@@ -80,13 +81,13 @@ STATUSES: tuple[StatusRule, ...] = (
         "Varnish and Fastly send `Retry-After` with each 503 of their own, also after they had"
         " passed the request on (https://github.com/varnishcache/varnish-cache/blob/master/bin/"
         "varnishd/builtin.vcl, `vcl_backend_error`); RETRYABLE with `trust_503=True`",
-        if_of_a_cache=True,
+        only=OF_A_CACHE,
     ),
     StatusRule(
         (503,),
         Meaning.REFUSED_FOR_NOW,
         "the server says that the failure is temporary (RFC 9110, 15.6.4)",
-        if_retry_after=True,
+        only=HAS_RETRY_AFTER,
     ),
     StatusRule(
         (503,),
@@ -131,15 +132,15 @@ def answer(status: object, headers: object = None, *, now: float) -> Diagnosis |
         # A 429 without a time also counts as a request to wait, because the provider is up but
         # receives calls too fast.
         asked = _reset_seconds(fields, now) or 0.0
-    for rule in STATUSES:
-        if (
-            status in rule.statuses
-            and (asked is not None or not rule.if_asked_to_wait)
-            and (has_retry_after or not rule.if_retry_after)
-            and (_is_of_a_cache(fields) or not rule.if_of_a_cache)
-        ):
-            return Diagnosis(rule.means, asked)
-    return None
+    holds = {
+        "": True,
+        ASKS_TO_WAIT: asked is not None,
+        HAS_RETRY_AFTER: has_retry_after,
+        # An answer of the provider keeps its own ``Server`` header when it passes through a cache.
+        OF_A_CACHE: fields.get("server", "").lower() == "varnish",
+    }
+    rules = (rule for rule in STATUSES if status in rule.statuses and holds[rule.only])
+    return next((Diagnosis(rule.means, asked) for rule in rules), None)
 
 
 def read_asked_seconds(headers: object, *, now: float) -> float | None:
@@ -166,8 +167,7 @@ def may_have_acted(response: Any) -> bool:
     elsewhere, so it was not processed (RFC 9110, 15.4.8 and 15.4.9). Other answers refuse the
     request, such as a 401 that asks for digest authentication.
     """
-    status = getattr(response, "status_code", None) or getattr(response, "status", None)
-    return status in range(300, 400) and status not in (307, 308)
+    return _status(response) in range(300, 400) and _status(response) not in (307, 308)
 
 
 def read_answer(response: Any) -> Diagnosis | None:
@@ -175,8 +175,11 @@ def read_answer(response: Any) -> Diagnosis | None:
 
     The status is ``status_code`` or ``status``.
     """
-    status = getattr(response, "status_code", None) or getattr(response, "status", None)
-    return answer(status, getattr(response, "headers", None), now=time.time())
+    return answer(_status(response), getattr(response, "headers", None), now=time.time())
+
+
+def _status(response: Any) -> Any:
+    return getattr(response, "status_code", None) or getattr(response, "status", None)
 
 
 def _lower(headers: object) -> dict[str, str]:
@@ -184,14 +187,6 @@ def _lower(headers: object) -> dict[str, str]:
     if headers is None or not callable(items):
         return {}
     return {str(name).lower(): str(value).strip() for name, value in items()}
-
-
-def _is_of_a_cache(fields: Mapping[str, str]) -> bool:
-    """Return whether Varnish or Fastly made this answer.
-
-    An answer of the provider keeps the provider's ``Server`` header when it passes through a cache.
-    """
-    return fields.get("server", "").lower() == "varnish"
 
 
 def _retry_after_seconds(value: str | None, now: float) -> float | None:

@@ -6,6 +6,7 @@ https://docs.aws.amazon.com/boto3/latest/guide/error-handling.html
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from ..retry.outcomes import Classifier
@@ -13,7 +14,7 @@ from .answers import answer, read_asked_seconds
 from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning
 from .urllib import nothing_was_sent
 
-_MODULE = "botocore.exceptions"
+_rule = partial(ErrorRule, "botocore.exceptions")
 
 #: Codes of throttled requests, and of requests that arrived too late. Most have the status 400.
 #: https://docs.aws.amazon.com/boto3/latest/guide/retries.html#standard-retry-mode
@@ -51,10 +52,6 @@ def _code(exc: Any) -> str | None:
     return code if isinstance(code, str) else None
 
 
-def _metadata(exc: Any) -> dict[str, Any]:
-    return _part(exc, "ResponseMetadata")
-
-
 def _part(exc: Any, name: str) -> dict[str, Any]:
     """Return a part of the parsed response. It is empty if a stub or proxy put no dict there."""
     part = exc.response.get(name) if isinstance(exc.response, dict) else None
@@ -62,7 +59,7 @@ def _part(exc: Any, name: str) -> dict[str, Any]:
 
 
 def _read_status(exc: Any) -> Diagnosis | None:
-    metadata = _metadata(exc)
+    metadata = _part(exc, "ResponseMetadata")
     found = answer(metadata.get("HTTPStatusCode"), metadata.get("HTTPHeaders"), now=time.time())
     if found is not None and found.meaning is Meaning.UNAVAILABLE and _code(exc) in _OWN_503:
         return Diagnosis(Meaning.REFUSED_FOR_NOW, found.retry_after_seconds)
@@ -70,59 +67,52 @@ def _read_status(exc: Any) -> Diagnosis | None:
 
 
 def _read_wait(exc: Any) -> float | None:
-    return read_asked_seconds(_metadata(exc).get("HTTPHeaders"), now=time.time())
+    return read_asked_seconds(_part(exc, "ResponseMetadata").get("HTTPHeaders"), now=time.time())
 
+
+_BROKEN = "ConnectionError SSLError HTTPClientError ConnectionClosedError ReadTimeoutError"
 
 RULES: tuple[ErrorRule, ...] = (
-    ErrorRule(
-        _MODULE,
+    _rule(
         "ClientError",
         Meaning.REFUSED_FOR_NOW,
         "the code of a throttled or late request",
         lambda exc: _code(exc) in THROTTLING_CODES,
         lambda exc: _read_wait(exc) or 0.0,
     ),
-    ErrorRule(
-        _MODULE,
+    _rule(
         "ClientError",
         Meaning.REFUSED_FOR_NOW,
         "the code of expired credentials, which are renewed",
         lambda exc: _code(exc) in EXPIRED_CODES,
         _read_wait,
     ),
-    ErrorRule(
-        _MODULE,
+    _rule(
         "ClientError",
         Meaning.IN_DOUBT,
         "`TransactionInProgressException`, `DuplicateRequest`: an earlier attempt is under way",
         lambda exc: _code(exc) in IN_PROGRESS_CODES,
         _read_wait,
     ),
-    ErrorRule(
-        _MODULE,
+    _rule(
         "ClientError",
         Meaning.CONFLICT,
         "`IdempotentParameterMismatch`: the token was used for another request",
         lambda exc: _code(exc) in CONFLICT_CODES,
     ),
-    ErrorRule(
-        _MODULE, "EventStreamError", Meaning.IN_DOUBT, "an error in the middle of a streamed answer"
-    ),
-    ErrorRule(_MODULE, "ClientError", _read_status, "its status decides"),
-    ErrorRule(
-        _MODULE,
+    _rule("EventStreamError", Meaning.IN_DOUBT, "an error in the middle of a streamed answer"),
+    _rule("ClientError", _read_status, "its status decides"),
+    _rule(
         "EndpointConnectionError ConnectTimeoutError ProxyConnectionError",
         Meaning.NOT_SENT,
         "DNS, a refused connection, or a timeout while connecting",
     ),
-    ErrorRule(
-        _MODULE,
+    _rule(
         "CredentialRetrievalError MetadataRetrievalError",
         Meaning.NOT_SENT,
         "the source of credentials did not answer",
     ),
-    ErrorRule(
-        _MODULE,
+    _rule(
         "NoCredentialsError PartialCredentialsError NoAuthTokenError TokenRetrievalError"
         " SSOError SSOTokenLoadError UnauthorizedSSOTokenError LoginError"
         " LoginAuthorizationCodeError LoginInsufficientPermissions LoginRefreshRequired"
@@ -130,20 +120,10 @@ RULES: tuple[ErrorRule, ...] = (
         Meaning.REFUSED,
         "no valid credentials to sign the request",
     ),
-    ErrorRule(
-        _MODULE, "ParamValidationError", Meaning.REFUSED, "botocore refuses to send the request"
-    ),
-    ErrorRule(
-        _MODULE,
-        "ConnectionError SSLError HTTPClientError ConnectionClosedError ReadTimeoutError",
-        Meaning.NOT_SENT,
-        "the TLS handshake",
-        nothing_was_sent,
-    ),
-    ErrorRule(
-        _MODULE,
-        "ConnectionError SSLError HTTPClientError ConnectionClosedError ReadTimeoutError"
-        " ResponseStreamingError IncompleteReadError",
+    _rule("ParamValidationError", Meaning.REFUSED, "botocore refuses to send the request"),
+    _rule(_BROKEN, Meaning.NOT_SENT, "the TLS handshake", nothing_was_sent),
+    _rule(
+        f"{_BROKEN} ResponseStreamingError IncompleteReadError",
         Meaning.IN_DOUBT,
         "a reset, a timeout or an incomplete answer after the first byte was sent",
     ),

@@ -59,6 +59,12 @@ class Diagnosis:
         return Verdict(outcome, floor, safe_to_repeat=repeat)
 
 
+#: Texts for the documentation that several tables share.
+UNTRUSTED = "an untrusted certificate, or a proxy that requires credentials (407)"
+NOT_CONNECTED = (
+    "DNS, no connection in time, a refused connection, a proxy's tunnel, the TLS handshake"
+)
+
 #: Reads the diagnosis from the error, for example from its HTTP status. ``None`` = no diagnosis.
 Reader: TypeAlias = Callable[[Any], Diagnosis | None]
 

@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..retry.outcomes import Classifier
 from ..traces import certificate_rejected, frames
 from .answers import may_have_acted, read_answer
-from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning
+from .exchange import NOT_CONNECTED, UNTRUSTED, ErrorRule, LibraryErrors, Meaning
 
-
-def _read_status(exc: BaseException) -> Diagnosis | None:
-    return read_answer(getattr(exc, "response", None))
+_rule = partial(ErrorRule, "httpx")
 
 
 def _certificate(exc: BaseException) -> bool:
     # httpx raises from httpcore's error, which has the cause only as its ``__context__``.
-    cause = exc.__cause__
-    return certificate_rejected(exc) or (
-        cause is not None
-        and cause.__context__ is not None
-        and certificate_rejected(cause.__context__)
-    )
+    root = getattr(exc.__cause__, "__context__", None)
+    return certificate_rejected(exc) or (root is not None and certificate_rejected(root))
 
 
 RULES: tuple[ErrorRule, ...] = (
-    ErrorRule("httpx", "HTTPStatusError", _read_status, "its status decides"),
-    ErrorRule(
-        "httpx",
+    _rule("HTTPStatusError", lambda exc: read_answer(exc.response), "its status decides"),
+    _rule(
         "ConnectError ProxyError",
         Meaning.REFUSED,
-        "an untrusted certificate, or a proxy that requires credentials (407)",
+        UNTRUSTED,
         lambda exc: _certificate(exc) or str(exc).startswith("407"),
     ),
-    ErrorRule(
-        "httpx",
-        "ConnectError ConnectTimeout PoolTimeout ProxyError",
-        Meaning.NOT_SENT,
-        "DNS, no connection in time, a refused connection, a proxy's tunnel, the TLS handshake",
-    ),
-    ErrorRule(
-        "httpx",
-        "UnsupportedProtocol InvalidURL",
-        Meaning.REFUSED,
-        "httpx refuses to send the request",
-    ),
-    ErrorRule(
-        "httpx",
+    _rule("ConnectError ConnectTimeout PoolTimeout ProxyError", Meaning.NOT_SENT, NOT_CONNECTED),
+    _rule("UnsupportedProtocol InvalidURL", Meaning.REFUSED, "httpx refuses to send the request"),
+    _rule(
         "TimeoutException ReadTimeout WriteTimeout NetworkError ReadError WriteError CloseError"
         " RemoteProtocolError",
         Meaning.IN_DOUBT,

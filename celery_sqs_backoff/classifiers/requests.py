@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ..retry.outcomes import Classifier
-from ..traces import list_functions, was_sent, was_tried_before
+from ..traces import list_functions, was_sent
 from .answers import answer, may_have_acted, read_answer
-from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning
-from .urllib import can_never_be_sent, nothing_was_sent
+from .exchange import UNTRUSTED, Diagnosis, ErrorRule, LibraryErrors, Meaning
+from .urllib import can_never_be_sent, is_first_attempt, nothing_was_sent
 
-_MODULE = "requests.exceptions"
+_rule = partial(ErrorRule, "requests.exceptions")
 
 
 def _read_status(exc: BaseException) -> Diagnosis | None:
@@ -30,56 +31,35 @@ def _is_in_doubt(attempt: Any) -> bool:
     return found.meaning in (Meaning.IN_DOUBT, Meaning.UNAVAILABLE)
 
 
-def _while_preparing(exc: BaseException) -> bool:
-    return any(name.startswith("prepare") for name in list_functions(exc, "requests.models"))
-
-
 RULES: tuple[ErrorRule, ...] = (
-    ErrorRule(
-        _MODULE,
+    _rule(
         "HTTPError",
         _read_status,
         "by its status; in doubt if urllib3 had made an earlier attempt that is in doubt",
     ),
-    ErrorRule(
-        _MODULE,
-        "ConnectTimeout",
-        Meaning.NOT_SENT,
-        "no connection in time",
-        lambda exc: not was_tried_before(exc),
-    ),
-    ErrorRule(
-        _MODULE,
-        "ConnectionError ProxyError SSLError",
-        Meaning.REFUSED,
-        "an untrusted certificate, or a proxy that requires credentials (407)",
-        can_never_be_sent,
-    ),
-    ErrorRule(
-        _MODULE,
+    _rule("ConnectTimeout", Meaning.NOT_SENT, "no connection in time", is_first_attempt),
+    _rule("ConnectionError ProxyError SSLError", Meaning.REFUSED, UNTRUSTED, can_never_be_sent),
+    _rule(
         "ConnectionError ProxyError SSLError Timeout",
         Meaning.NOT_SENT,
         "DNS, a refused connection, a proxy's tunnel or the TLS handshake",
         nothing_was_sent,
     ),
-    ErrorRule(
-        _MODULE,
+    _rule(
         "ConnectionError ProxyError SSLError Timeout ReadTimeout ChunkedEncodingError RetryError",
         Meaning.IN_DOUBT,
         "a reset, a timeout or an incomplete answer after the first byte was sent; retries of"
         " urllib3 that ended with a status",
     ),
-    ErrorRule(_MODULE, "JSONDecodeError", None, "the provider answered, but not with JSON"),
-    ErrorRule(
-        _MODULE,
+    _rule("JSONDecodeError", None, "the provider answered, but not with JSON"),
+    _rule(
         "InvalidHeader",
         Meaning.REFUSED,
         "requests refuses to send a header of the request",
-        _while_preparing,
+        lambda exc: any(n.startswith("prepare") for n in list_functions(exc, "requests.models")),
     ),
-    ErrorRule(_MODULE, "InvalidHeader", Meaning.IN_DOUBT, "a header of the answer cannot be read"),
-    ErrorRule(
-        _MODULE,
+    _rule("InvalidHeader", Meaning.IN_DOUBT, "a header of the answer cannot be read"),
+    _rule(
         "InvalidURL InvalidProxyURL InvalidSchema MissingSchema URLRequired InvalidJSONError",
         Meaning.REFUSED,
         "requests refuses to send the request",

@@ -8,6 +8,7 @@ https://docs.python.org/3/library/smtplib.html
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ..retry.outcomes import Classifier
@@ -20,7 +21,9 @@ _BEFORE_DATA = {
     *("helo", "ehlo", "ehlo_or_helo_if_needed", "starttls", "login", "auth"),
     *("mail", "rcpt"),
 }
-_AFTER_DATA = {"quit", "__exit__"}
+
+_rule = partial(ErrorRule, "smtplib")
+_os_error = partial(ErrorRule, "builtins", "OSError")  # SMTPException is one
 
 
 def _before_data(exc: BaseException) -> bool:
@@ -29,10 +32,6 @@ def _before_data(exc: BaseException) -> bool:
 
 def _in_smtplib(exc: BaseException) -> bool:
     return bool(list_functions(exc, "smtplib"))
-
-
-def _after_data(exc: BaseException) -> bool:
-    return bool(list_functions(exc, "smtplib") & _AFTER_DATA)
 
 
 def _meaning(code: object) -> Meaning | None:
@@ -62,45 +61,34 @@ def _read_refused_recipients(exc: Any) -> Diagnosis:
 
 
 RULES: tuple[ErrorRule, ...] = (
-    ErrorRule(
-        "builtins",
-        "OSError",
+    _os_error(
         Meaning.IN_DOUBT,
         "`send_mass_mail`: mails before this one were accepted",
         had_sent_other_mails,
     ),
-    ErrorRule(
-        "builtins",
-        "OSError",
+    _os_error(
         Meaning.REFUSED,
         "raised in smtplib: an untrusted certificate",
         lambda exc: _in_smtplib(exc) and certificate_rejected(exc),
     ),
-    ErrorRule(
-        "builtins",
-        "OSError",  # SMTPException is one
+    _os_error(
         Meaning.IN_DOUBT,
         "raised in smtplib at QUIT: the mail before it was accepted",
-        _after_data,
+        lambda exc: bool(list_functions(exc, "smtplib") & {"quit", "__exit__"}),
     ),
-    ErrorRule(
-        "smtplib",
+    _rule(
         "SMTPRecipientsRefused",
         _read_refused_recipients,
         "RCPT, all recipients: refused if all replies are 5yz, otherwise refused for now",
     ),
-    ErrorRule(
-        "smtplib",
+    _rule(
         "SMTPConnectError SMTPHeloError SMTPAuthenticationError SMTPSenderRefused SMTPDataError"
         " SMTPResponseException",
         _reply,
         "greeting, HELO, AUTH, MAIL, DATA: 4yz is refused for now, 5yz refused",
     ),
-    ErrorRule(
-        "smtplib", "SMTPNotSupportedError", Meaning.REFUSED, "smtplib refuses to send the mail"
-    ),
-    ErrorRule(
-        "smtplib",
+    _rule("SMTPNotSupportedError", Meaning.REFUSED, "smtplib refuses to send the mail"),
+    _rule(
         "SMTPException",
         Meaning.REFUSED,
         "AUTH: client and server have no method in common",
@@ -108,31 +96,15 @@ RULES: tuple[ErrorRule, ...] = (
             type(exc).__name__ == "SMTPException" and "login" in list_functions(exc, "smtplib")
         ),
     ),
-    ErrorRule(
-        "smtplib",
-        "SMTPServerDisconnected",
-        Meaning.NOT_SENT,
-        "before DATA",
-        _before_data,
-    ),
-    ErrorRule(
-        "smtplib", "SMTPServerDisconnected", Meaning.IN_DOUBT, "in DATA, or at an unknown moment"
-    ),
-    ErrorRule("smtplib", "SMTPException", None, "any other"),
-    ErrorRule(
-        "builtins",
-        "OSError",
+    _rule("SMTPServerDisconnected", Meaning.NOT_SENT, "before DATA", _before_data),
+    _rule("SMTPServerDisconnected", Meaning.IN_DOUBT, "in DATA, or at an unknown moment"),
+    _rule("SMTPException", None, "any other"),
+    _os_error(
         Meaning.NOT_SENT,
         "raised in smtplib before DATA: DNS, a refused connection, a timeout, the TLS handshake",
         _before_data,
     ),
-    ErrorRule(
-        "builtins",
-        "OSError",
-        Meaning.IN_DOUBT,
-        "raised in smtplib: a reset or a timeout in DATA",
-        _in_smtplib,
-    ),
+    _os_error(Meaning.IN_DOUBT, "raised in smtplib: a reset or a timeout in DATA", _in_smtplib),
 )
 
 

@@ -6,6 +6,7 @@ https://docs.python.org/3/library/urllib.request.html and https://urllib3.readth
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from ..retry.outcomes import Classifier
 from ..traces import (
@@ -18,18 +19,23 @@ from ..traces import (
     was_tried_before,
 )
 from .answers import answer
-from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning
+from .exchange import NOT_CONNECTED, UNTRUSTED, Diagnosis, ErrorRule, LibraryErrors, Meaning
 
-_URLLIB = "urllib.error"
-_HTTP_CLIENT = "http.client"
-_URLLIB3 = "urllib3.exceptions"
+_urllib = partial(ErrorRule, "urllib.error")
+_http_client = partial(ErrorRule, "http.client")
+_os_error = partial(ErrorRule, "builtins", "OSError")
+_urllib3 = partial(ErrorRule, "urllib3.exceptions")
 
-_NO_CONNECTION = ErrorRule(
-    _URLLIB3,
+
+def is_first_attempt(exc: BaseException) -> bool:
+    return not was_tried_before(exc)
+
+
+_NO_CONNECTION = _urllib3(
     "NewConnectionError NameResolutionError ConnectTimeoutError",
     Meaning.NOT_SENT,
     "DNS, a refused connection, or a timeout while connecting",
-    lambda exc: not was_tried_before(exc),
+    is_first_attempt,
 )
 
 
@@ -52,90 +58,60 @@ def _read_status(exc: BaseException) -> Diagnosis | None:
     return answer(getattr(exc, "code", None), getattr(exc, "headers", None), now=time.time())
 
 
-def _has_a_cause(exc: BaseException) -> bool:
-    return isinstance(getattr(exc, "reason", None), BaseException)
-
-
 def _in_http_client(exc: BaseException) -> bool:
-    return bool(list_functions(exc, _HTTP_CLIENT))
+    return bool(list_functions(exc, "http.client"))
 
 
 RULES: tuple[ErrorRule, ...] = (
-    ErrorRule(_URLLIB, "HTTPError", _read_status, "its status decides"),
-    ErrorRule(
-        _URLLIB,
+    _urllib("HTTPError", _read_status, "its status decides"),
+    _urllib("URLError", Meaning.REFUSED, UNTRUSTED, can_never_be_sent),
+    _urllib("URLError", Meaning.NOT_SENT, NOT_CONNECTED, before_the_request),
+    _urllib("ContentTooShortError", Meaning.IN_DOUBT, "an incomplete answer"),
+    _urllib(
         "URLError",
-        Meaning.REFUSED,
-        "an untrusted certificate, or a proxy that requires credentials (407)",
-        can_never_be_sent,
+        Meaning.IN_DOUBT,
+        "while sending the request",
+        lambda exc: isinstance(getattr(exc, "reason", None), BaseException),
     ),
-    ErrorRule(
-        _URLLIB,
-        "URLError",
-        Meaning.NOT_SENT,
-        "DNS, no connection in time, a refused connection, a proxy's tunnel, the TLS handshake",
-        before_the_request,
-    ),
-    ErrorRule(_URLLIB, "ContentTooShortError", Meaning.IN_DOUBT, "an incomplete answer"),
-    ErrorRule(_URLLIB, "URLError", Meaning.IN_DOUBT, "while sending the request", _has_a_cause),
-    ErrorRule(
-        _HTTP_CLIENT, "InvalidURL", Meaning.REFUSED, "http.client refuses to send the request"
-    ),
-    ErrorRule(
-        _HTTP_CLIENT,
+    _http_client("InvalidURL", Meaning.REFUSED, "http.client refuses to send the request"),
+    _http_client(
         "BadStatusLine RemoteDisconnected IncompleteRead LineTooLong UnknownProtocol"
         " UnknownTransferEncoding",
         Meaning.IN_DOUBT,
         "no answer, an incomplete answer, or an answer that is not HTTP",
     ),
-    ErrorRule(
-        "builtins",
-        "OSError",
+    _os_error(
         Meaning.NOT_SENT,
         "raised in http.client while connecting",
         lambda exc: _in_http_client(exc) and before_the_request(exc),
     ),
-    ErrorRule(
-        "builtins",
-        "OSError",
+    _os_error(
         Meaning.IN_DOUBT,
         "raised in http.client: a reset or a timeout after the request was sent",
         _in_http_client,
     ),
     _NO_CONNECTION,
-    ErrorRule(
-        _URLLIB3,
+    _urllib3(
         "MaxRetryError ProxyError SSLError ProtocolError",
         Meaning.REFUSED,
-        "an untrusted certificate, or a proxy that requires credentials (407)",
+        UNTRUSTED,
         can_never_be_sent,
     ),
-    ErrorRule(
-        _URLLIB3,
+    _urllib3(
         "MaxRetryError ProxyError SSLError ProtocolError TimeoutError ReadTimeoutError",
         Meaning.NOT_SENT,
-        "DNS, no connection in time, a refused connection, a proxy's tunnel, the TLS handshake",
+        NOT_CONNECTED,
         nothing_was_sent,
     ),
-    ErrorRule(
-        _URLLIB3,
-        "EmptyPoolError",
-        Meaning.NOT_SENT,
-        "no free connection",
-        lambda exc: not was_tried_before(exc),
-    ),
-    ErrorRule(
-        _URLLIB3,
+    _urllib3("EmptyPoolError", Meaning.NOT_SENT, "no free connection", is_first_attempt),
+    _urllib3(
         "LocationValueError LocationParseError URLSchemeUnknown ProxySchemeUnknown",
         Meaning.REFUSED,
         "urllib3 refuses to send the request",
     ),
-    ErrorRule(_URLLIB3, "InvalidHeader", Meaning.IN_DOUBT, "a header of the answer cannot be read"),
-    ErrorRule(
-        _URLLIB3, "ResponseNotChunked", None, "the provider answered; the task read it wrongly"
-    ),
-    ErrorRule(
-        _URLLIB3,
+    _urllib3("InvalidHeader", Meaning.IN_DOUBT, "a header of the answer cannot be read"),
+    _urllib3("ResponseNotChunked", None, "the provider answered; the task read it wrongly"),
+    _urllib3(
         "MaxRetryError ProxyError SSLError ProtocolError TimeoutError ReadTimeoutError"
         " IncompleteRead InvalidChunkLength NewConnectionError NameResolutionError"
         " ConnectTimeoutError EmptyPoolError",
