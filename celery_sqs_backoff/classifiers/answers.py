@@ -148,13 +148,14 @@ def read_asked_seconds(headers: object, *, now: float) -> float | None:
 
     ``Retry-After`` may be seconds or an HTTP date (RFC 9110, 10.2.3). Without this header, the
     function uses the time until the rate limit is reset, if the rate limit is used up. Providers
-    send it as ``RateLimit`` or ``RateLimit-Reset`` (current and earlier form of
-    https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/), or as
-    ``X-RateLimit-Reset``, which is seconds or a time since the epoch.
+    send it as ``RateLimit-Reset`` (seconds) or ``X-RateLimit-Reset`` (seconds, or a time since the
+    epoch). The structured header ``RateLimit`` of the later drafts is not read
+    (https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/).
     """
     fields = _lower(headers)
     asked = _retry_after_seconds(fields.get("retry-after"), now)
-    if asked is None and _limit_of_zero(fields):
+    left = (fields.get("ratelimit-remaining"), fields.get("x-ratelimit-remaining"))
+    if asked is None and "0" in left:
         asked = _reset_seconds(fields, now)
     return asked
 
@@ -203,33 +204,13 @@ def _retry_after_seconds(value: str | None, now: float) -> float | None:
         return None
 
 
-def _limit_of_zero(fields: Mapping[str, str]) -> bool:
-    left = (fields.get("ratelimit-remaining"), fields.get("x-ratelimit-remaining"))
-    return "0" in left or bool(_find_resets(fields))
-
-
 def _reset_seconds(fields: Mapping[str, str], now: float) -> float | None:
-    if exhausted := _find_resets(fields):
-        return max(exhausted)
     for name in ("ratelimit-reset", "x-ratelimit-reset"):
         if (value := _number(fields.get(name, ""))) is not None:
             if value >= _EPOCH_MILLISECONDS:
                 value /= 1000
             return max(0.0, value - now) if value >= _EPOCH else value
     return None
-
-
-def _find_resets(fields: Mapping[str, str]) -> list[float]:
-    """Return the seconds until the reset of each quota that is used up, from ``RateLimit``.
-
-    The header looks like ``"burst";r=0;t=5``.
-    """
-    resets = []
-    for item in fields.get("ratelimit", "").split(","):
-        parameters = dict(re.findall(r";\s*(r|t)=(\d+)", item))
-        if parameters.get("r") == "0" and (seconds := _number(parameters.get("t", ""))) is not None:
-            resets.append(seconds)
-    return resets
 
 
 def _number(text: str) -> float | None:

@@ -70,12 +70,6 @@ def test_status_without_error_has_no_meaning(status):
             {"Retry-After": "5", "RateLimit-Remaining": "0", "RateLimit-Reset": "30"},
             5,
         ),
-        "structured": ({"RateLimit": '"default";r=0;t=50'}, 50),
-        "structured, some left": ({"RateLimit": '"default";r=7;t=50'}, None),
-        "the longest of what is used up": (
-            {"RateLimit": '"burst";r=0;t=5, "day";r=0; t=3600, "month";r=9;t=99999'},
-            3600,
-        ),
     },
 )
 def test_how_long_to_wait(headers, seconds):
