@@ -13,6 +13,8 @@ from uuid import uuid4
 import pytest
 from celery import Celery, _state
 
+from celery_sqs_backoff.doctor import ProjectFacts, examine
+from celery_sqs_backoff.doctor.look import facts_of_app
 from celery_sqs_backoff.safe import RecordRejected
 from celery_sqs_backoff.store.check import StoreStep
 from celery_sqs_backoff.store.records import Records
@@ -50,8 +52,10 @@ def of_store(check: Any) -> list[Any]:
     return [message for message in check(None) if message.obj == "sqs_backoff['store']"]
 
 
-def ids(check: Any) -> list[str]:
-    return [message.id.partition(".")[2] for message in of_store(check)]
+def asked(app: Any) -> list[tuple[str, str]]:
+    """Return the doctor's findings about the store, which it asks for them."""
+    facts = ProjectFacts(app=facts_of_app(app, live=True))
+    return [(f.id, f.evidence) for f in examine(facts) if f.subject == "sqs_backoff['store']"]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +75,6 @@ def test_a_store_that_cannot_work_is_an_error_by_name(app, settings, why):
     assert error.id == "celery_sqs_backoff.E023"
     assert why in error.msg
     assert "hunter2" not in error.msg
-    assert of_store(checks.check_deployment) == [], "it is said once"
 
 
 def test_a_store_whose_library_is_missing_here_stops_no_migration(app, monkeypatch):
@@ -79,9 +82,9 @@ def test_a_store_whose_library_is_missing_here_stops_no_migration(app, monkeypat
     monkeypatch.setitem(sys.modules, "redis", None)
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:1/9"}  # of which no store is open yet
     assert of_store(checks.check_app) == []
-    [error] = of_store(checks.check_deployment)
-    assert error.id == "celery_sqs_backoff.E023"
-    assert "redis is not installed" in error.msg
+    [(rule, why)] = asked(app)
+    assert rule == "E023"
+    assert "redis is not installed" in why
 
 
 def test_an_app_that_is_not_installed_is_an_error(app, alias, monkeypatch):
@@ -109,31 +112,31 @@ def test_the_check_at_a_workers_start_leaves_no_connection_to_its_processes(app,
     assert connections[alias].connection is None
 
 
-def test_a_store_that_does_not_answer_or_has_no_table_is_an_error_with_deploy(app, alias):
+def test_a_store_that_does_not_answer_or_has_no_table_is_found_by_asking(app, alias):
     app.conf.sqs_backoff = {"store": f"django://{alias}"}
-    assert ids(checks.check_app) == []
-    [error] = of_store(checks.check_deployment)
-    assert error.id == "celery_sqs_backoff.E023"
-    assert "manage.py migrate" in error.msg
+    assert of_store(checks.check_app) == []
+    [(rule, why)] = asked(app)
+    assert rule == "E023"
+    assert "manage.py migrate" in why
     project.migrate(alias)
-    assert ids(checks.check_deployment) == []
+    assert asked(app) == []
     app.conf.sqs_backoff = {"store": f"redis://:hunter2@127.0.0.1:{free_port()}/0"}
-    [error] = of_store(checks.check_deployment)
-    assert error.id == "celery_sqs_backoff.E023"
-    assert "hunter2" not in error.msg
+    [(rule, why)] = asked(app)
+    assert rule == "E023"
+    assert "hunter2" not in why
 
 
-def test_a_shared_store_without_signatures_is_warned_of_with_deploy(app, alias):
+def test_a_shared_store_without_signatures_is_warned_of(app, alias):
     """A project without a SECRET_KEY, and without a secret of ours."""
     from django.test import override_settings
 
     project.migrate(alias)
     app.conf.sqs_backoff = {"store": f"django://{alias}"}
     with override_settings(SECRET_KEY=""):
-        assert ids(checks.check_app) == []
-        assert ids(checks.check_deployment) == ["W042"]
+        assert of_store(checks.check_app) == []
+        assert [rule for rule, _ in asked(app)] == ["W042"]
         app.conf.sqs_backoff = {"store": f"django://{alias}", "secret": "ours"}
-        assert ids(checks.check_deployment) == []
+        assert asked(app) == []
 
 
 def test_keys_in_bytes_sign_and_an_empty_one_verifies_nothing(app, alias):
@@ -143,7 +146,7 @@ def test_keys_in_bytes_sign_and_an_empty_one_verifies_nothing(app, alias):
     project.migrate(alias)
     app.conf.sqs_backoff = {"store": f"django://{alias}"}
     with override_settings(SECRET_KEY=b"\xff"):
-        assert ids(checks.check_deployment) == []
+        assert asked(app) == []
         records_of(app).add("guard", "1", {"is": "signed"}, 60)
     with override_settings(SECRET_KEY="new", SECRET_KEY_FALLBACKS=[b"\xff", ""]):
         assert records_of(app).get("guard", "1") is not None

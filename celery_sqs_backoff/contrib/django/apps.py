@@ -14,7 +14,5 @@ class CelerySQSBackoffConfig(AppConfig):  # type: ignore[misc]
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks."""
-        from . import checks
-
-        checks.register()
+        """Register the system check."""
+        from . import checks  # noqa: F401
