@@ -49,7 +49,6 @@ from .handover import (
 )
 from .tracing import note_end
 from .upstream import (
-    chord_members,
     contain_backend,
     contain_hooks,
     ends_the_process,
@@ -277,7 +276,7 @@ def _end_answered(task: Any, run: Run, answer: Answered) -> Any:
             store_refusal(task, answer.result)
     except Exception as exc:  # noqa: BLE001  # whatever the result backend's library raises
         logger.error("sqs_backoff.refusal_not_stored: %s", error_site(exc))
-        if request.chord or any(chord_members(request.chain)):
+        if request.chord:
             decision = DeadLetter(GiveUpReason.NOT_HANDED_ON, Outcome.UNKNOWN)
             _report(task, run, RunEnd(End.IGNORED, decision), exc)
     raise Ignore(answer.result) from None

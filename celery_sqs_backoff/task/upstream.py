@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, getattr_static
@@ -17,7 +17,6 @@ from typing import Any, Final
 import celery.app.task as celery_task
 from billiard.process import current_process
 from celery import Task, states
-from celery.app.task import Context
 from celery.exceptions import SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
 from celery.utils.log import get_task_logger
 from kombu.exceptions import EncodeError
@@ -216,7 +215,9 @@ def free_frames(exc: BaseException | None) -> None:
 
 
 def store_refusal(task: Any, result: object) -> None:
-    """Store the reason for a refusal as the result, also for the chain, and complete its chord.
+    """Store the reason for a refusal as the result, and complete the chord that the task is in.
+
+    A chord that waits for a later task of the chain goes on waiting, as after any ``Ignore``.
 
     Raises:
         Exception: whatever the result backend's library raises.
@@ -225,26 +226,6 @@ def store_refusal(task: Any, result: object) -> None:
     task.backend.mark_as_done(  # notifies the chord even if no result is stored
         request.id, result, request=request, store_result=not ignores_result(task, request)
     )
-    for member in chord_members(request.chain):
-        task.backend.mark_as_done(member.id, result, request=member)
-
-
-def chord_members(rest: Any) -> Iterator[Context]:
-    """Yield the tasks of the rest of a chain that a chord waits for, as requests.
-
-    This follows ``celery.backends.base.Backend._fail_chain``.
-    """
-    waiting = list(rest or ())
-    while waiting:
-        follower = Context(waiting.pop(0))
-        options = follower.options or {}
-        follower.update(options)
-        follower.id, follower.group = options.get("task_id"), options.get("group_id")
-        if follower.chord is not None and follower.id is not None:
-            yield follower
-        body = (follower.kwargs or {}).get("body")
-        if getattr(follower, "subtask_type", None) == "chord" and body is not None:
-            waiting.append(body)  # an outer chord waits for this chord's body
 
 
 def ignores_result(task: Any, request: Any) -> bool:

@@ -87,7 +87,7 @@ def test_a_refused_message_ends_its_chain_and_stores_why(app):
     assert marked == ["sent"]
 
 
-@pytest.mark.parametrize("how", ["a member", "one without result", "the first of a chain"])
+@pytest.mark.parametrize("how", ["a member", "one without result"])
 def test_a_chord_counts_a_refused_member_as_ended(app, how):
     app.conf.result_backend = "cache+memory://"
     counted = []
@@ -105,7 +105,6 @@ def test_a_chord_counts_a_refused_member_as_ended(app, how):
         counted.append(len(results))
 
     mail.apply((7,))
-    member = chain(mail.si(7), mark.si()) if how == "the first of a chain" else mail.si(7)
     if how == "one without result":  # there is no result that could be joined
         parts = []
         app.backend.on_chord_part_return = lambda request, *_, **__: parts.append(request.id)
@@ -117,7 +116,7 @@ def test_a_chord_counts_a_refused_member_as_ended(app, how):
         assert parts == ["a"]
         return
     with start_worker(app, pool="solo", perform_ping_check=False):
-        chord([member, mark.si()], count.s()).delay().get(timeout=10)
+        chord([mail.si(7), mark.si()], count.s()).delay().get(timeout=10)
     assert counted == [2]
 
 
