@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +10,6 @@ from datetime import datetime, timedelta
 from os.path import exists
 from types import MethodType
 from typing import Any, ClassVar, Final
-from weakref import WeakKeyDictionary
 
 from celery import Task
 from celery.exceptions import ImproperlyConfigured
@@ -34,8 +32,6 @@ from .extension import Extension
 from .handover import run_of
 from .run import judge_failure, retry_task, seconds_until, wrap_task, wrap_trace
 
-logger = logging.getLogger(__name__)
-
 _REQUEST: Final = "celery_sqs_backoff.worker.request:BackoffRequest"
 
 #: Settings of Celery that would let a message bypass the task's budgets, with the values that our
@@ -49,9 +45,6 @@ _OVERRULED: Final[Mapping[str, bool]] = {
 }
 
 _OURS: Final = __name__.partition(".")[0] + "."
-
-#: The settings that were logged as overruled, by app.
-_overruled_in: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
@@ -159,7 +152,9 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         except (ImproperlyConfigured, InvalidOption) as exc:
             raise ImproperlyConfigured(f"{_name_of(cls)}: {exc}") from exc
         cls.max_retries = cls.backoff_options.max_retries
-        _overrule_settings(cls, app)
+        if _may_be_sqs(app):
+            for name, value in _OVERRULED.items():
+                setattr(cls, name, value)
         wrap_task(cls)
         app.steps["consumer"].add("celery_sqs_backoff.worker.step:LeaseStep")
         app.steps["worker"].add("celery_sqs_backoff.store.check:StoreStep")
@@ -191,9 +186,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         kwargs: Any = None,
         task_id: str | None = None,
         producer: Any = None,
-        link: Any = None,
-        link_error: Any = None,
-        shadow: str | None = None,
+        *more: Any,
         **options: Any,
     ) -> Any:
         """Send the task as ``celery.Task.apply_async`` does, if possible with a delay by SQS.
@@ -204,9 +197,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         """
         if delay := self._delay_seconds(producer, args, kwargs, options):
             options["DelaySeconds"] = delay
-        return super().apply_async(
-            args, kwargs, task_id, producer, link, link_error, shadow, **options
-        )
+        return super().apply_async(args, kwargs, task_id, producer, *more, **options)
 
     retry = retry_task
 
@@ -276,27 +267,6 @@ def _keep_celerys_behaviour(cls: Any, app: Any) -> None:
     cls.acks_late = app.conf.task_acks_late
     if "max_retries" not in vars(cls):
         cls.max_retries = Task.max_retries
-
-
-def _overrule_settings(cls: Any, app: Any) -> None:
-    """Overrule Celery's settings for lost processes and time limits, and log it once per app."""
-    if not _may_be_sqs(app):
-        return
-    for name, value in _OVERRULED.items():
-        given = getattr(cls, name, None)
-        if given is None or bool(given) is value:
-            continue
-        setattr(cls, name, value)
-        seen = _overruled_in.setdefault(app, set())
-        if name not in seen:
-            seen.add(name)
-            logger.warning(
-                "sqs_backoff.setting_ignored: %s=%r (task %s and maybe others): a lost process or a"
-                " hard time limit is retried within crash_budget, max_retries and retry_for",
-                name,
-                given,
-                _name_of(cls),
-            )
 
 
 def _check_request_class(cls: Any, app: Any) -> None:
