@@ -19,7 +19,7 @@ from ..task.handover import run_of
 from ..text import error_site, printable
 from .errors import AlreadyDone, NotUndone, Refused
 from .guard import Passage, cut_short, enter, finish, release
-from .run import begin, current, state_of
+from .run import current
 from .take_back import links_of, send_take_back
 
 logger = get_logger(__name__)  # not Celery's task logger: some lines come from the main process
@@ -36,9 +36,10 @@ class SafeExtension(Extension):
             AlreadyDone: an earlier run of this message has succeeded.
             StoreUnavailable: the store did not answer.
         """
-        state = begin(task)
         if task.guard is None and task.backoff_options.on_not_processed is None:
             return
+        state = current()
+        assert state is not None  # a message is running
         message = message_digest(task.app, *state.message) if has_store(task.app) else ""
         if task.guard is not None:
             key = task.guard.key_for(signature_of(type(task)), args, kwargs)
@@ -51,11 +52,10 @@ class SafeExtension(Extension):
 
     def after_run(self, task: Any, result: object) -> None:
         """Record that the message is done. Never raises."""
-        state = state_of(task.request)
         run = run_of(task.request)
-        if state is None or state.guard is None or run is None or run.copy is not None:
-            return  # retry() has published a copy, which has not run yet
-        attempt(task.app, finish, state.guard, result)
+        state = None if run is None or run.copy is not None else run.extension_state
+        if state is not None and state.guard is not None:  # no copy, which has not run yet
+            attempt(task.app, finish, state.guard, result)
 
     def run_failed(self, task: Any, exc: BaseException, verdict: Verdict) -> Verdict:
         """Delete the records of a failed run that had no effect, and return the final verdict.
@@ -72,7 +72,8 @@ class SafeExtension(Extension):
             for link in links_of(task):
                 link.apply_async()
             return verdict
-        state = state_of(task.request)
+        run = run_of(task.request)
+        state = None if run is None else run.extension_state
         if state is None:
             return verdict
         if isinstance(exc, TryLater):

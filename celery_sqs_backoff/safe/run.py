@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 from uuid import uuid4
 
-from ..task.handover import RUNNING, Run, run_of
+from ..task.handover import RUNNING, Run
 from .errors import OutsideRun
 from .guard import Passage
 
@@ -47,27 +47,18 @@ class RunState:
         return str(self.task.name), self.task_id
 
 
-def begin(task: Any) -> RunState:
-    """Record that a run of a message begins, and return the facts about it."""
-    run = RUNNING.get()
-    assert run is not None  # only ``before_run`` calls this function, so a message is running
-    run.extension_state = state = RunState(task, str(task.request.id), run)
-    return state
-
-
-def state_of(request: Any) -> RunState | None:
-    """Return the facts about the run of a message, during and after it."""
-    run = run_of(request)
-    return None if run is None else run.extension_state
-
-
 def current() -> RunState | None:
     """Return the run of the message that is running here, even if it calls another task directly.
 
     ``None`` = no message is running.
     """
     run = RUNNING.get()
-    return run.extension_state if run is not None and run.is_running else None
+    if run is None or not run.is_running:
+        return None
+    if run.extension_state is None:  # made at its first use, because few tasks need it
+        run.extension_state = RunState(run.task, str(run.task_id), run)
+    state: RunState = run.extension_state
+    return state
 
 
 def message_of(task: Any) -> tuple[str, str]:

@@ -81,6 +81,7 @@ class Run:
 
     Attributes:
         task_id: Celery's ID of the task.
+        task: the task, once its own code is called.
         delivery: the SQS message, or ``None`` on another broker and for an eager task.
         has_begun: whether the task's own code was called.
         is_running: whether the task's own code is running now.
@@ -93,6 +94,7 @@ class Run:
         extension_state: the state that the task's extension keeps.
     """
 
+    task: Any = None
     has_begun = is_running = is_known = False
     arguments: Sequence[Any] = ((), {})
     asked: Asked | None = None

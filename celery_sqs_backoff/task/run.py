@@ -47,7 +47,7 @@ from .handover import (
     read_end,
     run_of,
 )
-from .tracing import note_end
+from .tracing import TRACER, note_end
 from .upstream import (
     contain_backend,
     contain_hooks,
@@ -201,7 +201,7 @@ def _wrap_own(cls: Any, name: str) -> None:
         run = run_of(request) or begin_elsewhere(request)
         if run.is_running:  # called by the task's own code, such as ``__call__``
             return call(*args, **kwargs)
-        token, run.is_running = RUNNING.set(run), True
+        token, run.task, run.is_running = RUNNING.set(run), self, True
         try:
             if is_hook:
                 _, *run.arguments = args
@@ -248,7 +248,8 @@ def _end_returned(task: Any, run: Run) -> None:
     """Report that the task's code has returned."""
     if run.delivery is not None:
         run.report = _RETURNED
-        note_end(_RETURNED.ended, run.delivery, attempt=task.request.retries + 1)
+        if TRACER in sys.modules:
+            note_end(_RETURNED.ended, run.delivery, attempt=task.request.retries + 1)
 
 
 def _end_answered(task: Any, run: Run, answer: Answered) -> Any:
@@ -499,8 +500,10 @@ def _report(task: Any, run: Run, ended: RunEnd, exc: BaseException) -> None:
         is_kept = ended.decision is None and ended.end in (End.RETRY_ASKED, End.IGNORED)
         is_kept = is_kept or isinstance(ended.decision, Hide)
         error = ErrorText(exception_type=type_name(exc)) if is_kept else _describe(task, exc)
-        trace = note_end(ended, run.delivery, attempt=task.request.retries + 1)
-        run.report = Report(ended, replace(error, trace=trace))
+        if TRACER in sys.modules:
+            trace = note_end(ended, run.delivery, attempt=task.request.retries + 1)
+            error = replace(error, trace=trace)
+        run.report = Report(ended, error)
 
 
 # The retry that a task asks for by ``self.retry()``

@@ -15,6 +15,9 @@ from ..retry.decision import DeadLetter, End, Hide, RunEnd
 from ..retry.outcomes import Outcome
 from ..sqs.delivery import Delivery
 
+#: The module of OpenTelemetry that is loaded if a run may have a span.
+TRACER: Final = "opentelemetry.trace"
+
 _SUCCESSES: Final = frozenset({End.RETURNED, End.IGNORED})
 
 
@@ -29,7 +32,7 @@ def note_end(ended: RunEnd, delivery: Delivery, *, attempt: int) -> str | None:
     Returns:
         The span as a W3C ``traceparent``, or ``None`` without one.
     """
-    api: Any = sys.modules.get("opentelemetry.trace")
+    api: Any = sys.modules.get(TRACER)
     carrier: dict[str, str] = {}
     if api is not None:
         with suppress(Exception):  # a tracing library must not fail a task that has ended
