@@ -11,7 +11,6 @@ for minutes, and in that time no message of a queue would be renewed.
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -99,11 +98,9 @@ class _Account:
     Attributes:
         making: makes the clients, once for all threads that wait for them.
         pair: the clients; ``None`` before they are made, and after SQS has refused them.
-        was_refused: whether SQS refuses the credentials of the client that kombu keeps.
     """
 
     pair: _Pair | None = None
-    was_refused = False
 
     def __init__(self, make: Callable[[_Account], _Pair]) -> None:
         self.making: SharedCall[_Pair] = SharedCall(partial(make, self))
@@ -131,10 +128,8 @@ class Clients:
         self._settling: dict[str, Calls] = {}
 
     def attach(self, channel: Any) -> None:
-        """Use kombu's channel, and stop it from making a session per predefined queue."""
-        with self._lock:
-            self._channel = channel
-            _share_clients(channel)
+        """Use kombu's channel."""
+        self._channel = channel
 
     def settling(self, url: str) -> Calls:
         """Return the port of a queue for all calls but receiving."""
@@ -158,7 +153,7 @@ class Clients:
             account = self._account_of.get(url)
             pair = None if account is None else account.pair
             if account and pair and monotonic() - pair.made_at >= _REBUILD_SECONDS:
-                account.pair, account.was_refused = None, True
+                account.pair = None
 
     def _pair(self, url: str) -> _Pair:
         with self._lock:
@@ -175,14 +170,11 @@ class Clients:
             return pair
         region, access_key, secret_key, role = key
         channel, credentials, token = self._channel, None, None
-        make = channel.new_sqs_client
-        if account.was_refused:
-            make = inspect.unwrap(make)
         with handshakes.one():
             if role is not None:
                 credentials = _role_credentials(_token_source(channel, role))
                 access_key, secret_key, token = credentials.get_frozen_credentials()[:3]
-            kombu_client = make(region, access_key, secret_key, token)
+            kombu_client = channel.new_sqs_client(region, access_key, secret_key, token)
             account.pair = pair = _Pair(
                 polling=_copy(kombu_client, _POLLING, _POLLING_SECONDS, credentials),
                 settling=_copy(kombu_client, self._config, _SETTLING_SECONDS, credentials),
@@ -340,30 +332,6 @@ def _role_credentials(fetch: Callable[[], Mapping[str, Any]]) -> RefreshableCred
 
 
 # kombu
-
-
-def _share_clients(channel: Any) -> None:
-    """Let kombu make one client per set of credentials.
-
-    kombu 5.5 to 5.7 makes a boto3 session and a client (8 MB, 0.1 s) per predefined queue.
-    """
-    if "new_sqs_client" in vars(channel):
-        return
-    make = channel.new_sqs_client
-    made: dict[Any, Any] = {}
-
-    def new_sqs_client(
-        region: Any, access_key_id: Any, secret_access_key: Any, session_token: Any = None
-    ) -> Any:
-        if session_token is not None:  # kombu replaces it when the token has expired
-            return make(region, access_key_id, secret_access_key, session_token)
-        key = (region, access_key_id, secret_access_key)
-        if key not in made:
-            made[key] = make(*key)
-        return made[key]
-
-    new_sqs_client.__wrapped__ = make  # type: ignore[attr-defined]
-    channel.new_sqs_client = new_sqs_client
 
 
 def _token_source(channel: Any, role: str) -> Callable[[], Mapping[str, Any]]:
