@@ -34,46 +34,36 @@ def _read_status(exc: BaseException) -> Diagnosis | None:
     return read_answer(response)
 
 
-def _get_wrapped(exc: BaseException) -> BaseException | None:
-    # stripe before 9 raises without ``from``, so its error has the cause only as ``__context__``.
-    return exc.__cause__ or (exc.__context__ if type(exc).__module__ == "stripe.error" else None)
-
-
 def _cause(exc: BaseException) -> Diagnosis | None:
-    cause = _get_wrapped(exc)
-    diagnosis = None if cause is None else find(_HTTP_RULES, cause)
+    diagnosis = None if exc.__cause__ is None else find(_HTTP_RULES, exc.__cause__)
     if diagnosis is not None and was_tried_before(exc):
         return Diagnosis(Meaning.IN_DOUBT, diagnosis.retry_after_seconds)
     return diagnosis
 
 
-_CONNECTION = ErrorRule(
-    "stripe",
-    "APIConnectionError",
-    _cause,
-    "as the error of the HTTP library that it wraps; in doubt if stripe had sent the request"
-    " before, because of `max_network_retries`",
-)
-_CONFLICT = ErrorRule(
-    "stripe",
-    "IdempotencyError",
-    Meaning.CONFLICT,
-    "the key was used for another request, which may have been processed",
-)
-
-_MASS_MAIL = ErrorRule(
-    "builtins",
-    "Exception",
-    Meaning.IN_DOUBT,
-    "django-anymail in `send_mass_mail`: mails before this one were accepted",
-    lambda exc: type(exc).__module__.startswith("anymail.") and had_sent_other_mails(exc),
-)
-
-#: The rules for errors of the SDKs. (The classes of stripe before 5.5 are in ``stripe.error``.)
+#: The rules for errors of the SDKs. Without its cause, as in stripe before 9, an error of a
+#: connection is not classified.
 RULES: tuple[ErrorRule, ...] = (
-    _MASS_MAIL,
-    _CONNECTION,
-    _CONFLICT,
+    ErrorRule(
+        "builtins",
+        "Exception",
+        Meaning.IN_DOUBT,
+        "django-anymail in `send_mass_mail`: mails before this one were accepted",
+        lambda exc: type(exc).__module__.startswith("anymail.") and had_sent_other_mails(exc),
+    ),
+    ErrorRule(
+        "stripe",
+        "APIConnectionError",
+        _cause,
+        "as the error of the HTTP library that it wraps; in doubt if stripe had sent the request"
+        " before, because of `max_network_retries`",
+    ),
+    ErrorRule(
+        "stripe",
+        "IdempotencyError",
+        Meaning.CONFLICT,
+        "the key was used for another request, which may have been processed",
+    ),
     ErrorRule(
         "builtins",
         "Exception",
@@ -82,7 +72,6 @@ RULES: tuple[ErrorRule, ...] = (
         " by its status",
     ),
 )
-_OLD = (replace(_CONNECTION, module="stripe.error"), replace(_CONFLICT, module="stripe.error"))
 
 
 def sdk_errors(
@@ -115,5 +104,5 @@ def sdk_errors(
     def is_an_sdks(exc: BaseException) -> bool:
         return type(exc).__module__.partition(".")[0] in known
 
-    rules = (*_OLD, *RULES[:-1], replace(RULES[-1], applies=is_an_sdks))
+    rules = (*RULES[:-1], replace(RULES[-1], applies=is_an_sdks))
     return LibraryErrors("sdk", rules, idempotent, trust_503)

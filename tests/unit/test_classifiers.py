@@ -5,11 +5,10 @@ from __future__ import annotations
 import smtplib
 import subprocess
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import botocore.exceptions
 import pytest
-import requests
 import stripe
 
 from celery_sqs_backoff import classifiers
@@ -150,30 +149,6 @@ def send_messages(messages):
         verdict = errors(raised.value)
         assert isinstance(verdict, Verdict)
         assert verdict.outcome is expected
-
-
-def test_stripe_before_5_5_wraps_without_saying_so(monkeypatch):
-    """Its classes are in ``stripe.error``, and its error has the HTTP library's as context only."""
-    module = ModuleType("stripe.error")
-    names = ("APIConnectionError", "IdempotencyError")
-    module.__dict__.update(
-        {name: type(name, (Exception,), {"__module__": "stripe.error"}) for name in names}
-    )
-    monkeypatch.setitem(sys.modules, "stripe.error", module)
-
-    def verdict_of(cause, name):
-        try:
-            try:
-                raise cause or ValueError
-            except Exception:  # noqa: BLE001  # as stripe does
-                raise getattr(module, name)("no")  # noqa: B904
-        except Exception as exc:  # noqa: BLE001
-            return shown(classifiers.known_errors(idempotent=True)(exc))
-
-    refused = requests.exceptions.ConnectTimeout()
-    assert verdict_of(refused, "APIConnectionError") is Outcome.RETRYABLE
-    assert verdict_of(requests.exceptions.ReadTimeout(), "APIConnectionError") == REPEATED
-    assert verdict_of(None, "IdempotencyError") is Outcome.UNKNOWN
 
 
 def test_an_smtp_reply_that_never_ends_is_none():
