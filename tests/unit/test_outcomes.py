@@ -234,24 +234,6 @@ def test_an_exception_survives_pickling_with_its_attributes(exc):
     assert back.verdict == exc.verdict
 
 
-@pytest.mark.parametrize(
-    ("exc", "expected"),
-    [
-        (Retryable("later"), RETRYABLE),
-        (Retryable("later", retry_after=0), Verdict(Outcome.RETRYABLE, 0)),
-        (Retryable("later", timedelta(minutes=2)), Verdict(Outcome.RETRYABLE, 120)),
-        (NonRetryable("never"), UNKNOWN),
-        (NonRetryable("never", not_processed=True), NOT_PROCESSED),
-        (WithItsOwnArguments(401, field="key"), NOT_PROCESSED),
-        (ThatForgetsItsBase(), RETRYABLE),
-    ],
-    ids=repr,
-)
-def test_an_exception_has_the_verdict_its_words_mean(exc, expected):
-    assert exc.verdict == expected
-    assert judge(exc) == expected
-
-
 @pytest.mark.parametrize("value", [0, 1, "no", None])
 def test_not_processed_must_be_said_clearly(value):
     """A text such as "no" is true to Python, and would undo what may have been processed."""

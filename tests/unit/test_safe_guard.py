@@ -13,7 +13,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_backoff import Guard, NonRetryable, Outcome, Retryable, SQSBackoffTask
 from celery_sqs_backoff.safe import Busy, Refused
-from celery_sqs_backoff.safe.guard import cut_short, enter, finish, release
+from celery_sqs_backoff.safe.guard import enter, finish, release
 from celery_sqs_backoff.store.memory import MemoryStore
 from celery_sqs_backoff.store.records import Records
 from tests.support.cases import cases
@@ -54,11 +54,6 @@ def test_another_message_passes_after_the_window(records, clock):
     assert passes(records, "B", "run 3").is_first
 
 
-def test_the_first_run_releases_the_guard(records):
-    assert release(records, passes(records, "A", "run 1"))
-    assert passes(records, "B", "run 2").is_first
-
-
 @pytest.mark.parametrize("releasing", ["first", "second"])
 def test_a_shared_guard_is_not_released(records, releasing):
     """The other run may have done the work."""
@@ -66,18 +61,6 @@ def test_a_shared_guard_is_not_released(records, releasing):
     assert not release(records, runs[releasing])
     with pytest.raises(Refused):
         passes(records, "B", "run 3")
-
-
-def test_a_run_that_was_cut_short_leaves_the_next_one_the_first(records):
-    """It found a lock held, say, and has done nothing."""
-    cut_short(records, passes(records, "A", "run 1"))
-    assert release(records, passes(records, "A", "run 2"))
-
-
-def test_a_message_that_is_done_gets_its_result(records):
-    finish(records, passes(records, "A", "run 1"), {"sent": 1})
-    again = passes(records, "A", "run 2")
-    assert (again.is_done, again.has_result, again.result) == (True, True, {"sent": 1})
 
 
 @pytest.mark.parametrize("result", [object(), "x" * 70_000], ids=["no JSON", "too large"])

@@ -68,13 +68,6 @@ def test_w1_a_step_is_done_once_per_message(app):
     assert done == ["a", "a"]
 
 
-def test_messages_that_name_a_scope_share_its_steps(app):
-    done = []
-    for message in "AB":
-        run(app, lambda self: self.step("x", done.append, 1, scope="order:7"), message=message)
-    assert done == [1]
-
-
 def test_a_step_that_failed_is_done_again(app):
     """In the same run too."""
     ends = [ConnectionError(), "done"]
