@@ -172,7 +172,12 @@ class Clients:
         channel, credentials, token = self._channel, None, None
         with handshakes.one():
             if role is not None:
-                credentials = _role_credentials(_token_source(channel, role))
+                seconds = channel.transport_options.get("sts_token_timeout", _TOKEN_SECONDS)
+                # kombu itself renews the token of only one queue
+                # (https://github.com/celery/kombu/pull/2224). This works on a closed channel, too.
+                credentials = _role_credentials(
+                    lambda: channel.generate_sts_session_token(role, seconds)
+                )
                 access_key, secret_key, token = credentials.get_frozen_credentials()[:3]
             kombu_client = channel.new_sqs_client(region, access_key, secret_key, token)
             account.pair = pair = _Pair(
@@ -329,27 +334,3 @@ def _role_credentials(fetch: Callable[[], Mapping[str, Any]]) -> RefreshableCred
         advisory_timeout=int(lifetime * _RENEW_EARLY_SHARE),
         mandatory_timeout=int(lifetime * _RENEW_NOW_SHARE),
     )
-
-
-# kombu
-
-
-def _token_source(channel: Any, role: str) -> Callable[[], Mapping[str, Any]]:
-    """Return a function that fetches a role's token as kombu does, even if the channel is closed.
-
-    kombu itself has one expiry time for the tokens of all queues, and renews only one of them
-    (https://github.com/celery/kombu/pull/2224).
-    """
-    options = dict(channel.transport_options)
-    seconds = options.get("sts_token_timeout", _TOKEN_SECONDS)
-
-    def fetch() -> Mapping[str, Any]:
-        if (
-            role == options.get("sts_role_arn")
-            and hasattr(channel, "get_sts_credentials")  # kombu 5.7
-            and channel.connection is not None
-        ):
-            return channel.get_sts_credentials()  # type: ignore[no-any-return]
-        return channel.generate_sts_session_token(role, seconds)  # type: ignore[no-any-return]
-
-    return fetch
