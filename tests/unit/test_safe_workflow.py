@@ -169,15 +169,6 @@ def taken_back(app: Celery, message: str, **facts: Any) -> None:
     app.tasks[take_back.NAME].apply(args, task_id=given["task_id"], throw=True)
 
 
-def test_the_main_process_takes_back_what_a_lost_run_has_done(app, fund, bank):
-    """It is known from the records alone."""
-    bank.ends = [None, KeyboardInterrupt()]
-    with pytest.raises(KeyboardInterrupt):
-        fund.apply(task_id="A")
-    taken_back(app, "A")
-    assert [name for name, _ in bank.undone] == ["b", "a"]
-
-
 @pytest.mark.parametrize("end", [Ignore(), None])
 def test_a_block_that_ends_by_ignore_has_ended_well(fund, bank, end):
     fund.apply((end,), task_id="A")

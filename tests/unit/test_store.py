@@ -55,12 +55,6 @@ def test_one_url_is_one_store():
     assert open_store("memory://a") is not open_store("memory://b")
 
 
-def test_a_store_of_ones_own_is_taken_as_it_is():
-    app = Celery(set_as_current=False)
-    app.conf.sqs_backoff = {"store": (store := MemoryStore())}
-    assert store_of(app) is store
-
-
 def test_keys_are_hashed_and_never_ambiguous():
     records = Records(MemoryStore(), namespace="a:b")
     names = ["x" * 300, "x" * 301, "cus_A", "cus_a", "b:c", "é", "\ud800"]

@@ -66,12 +66,6 @@ def test_a_store_in_memory_is_refused_in_a_prefork_worker(app):
         StoreStep.create(None, SimpleNamespace(app=app, pool_cls=Solo))
 
 
-def test_dynamodb_without_a_region_is_refused(app):
-    app.conf.sqs_backoff = {"store": "dynamodb://table"}
-    with pytest.raises(ImproperlyConfigured, match="region="):
-        check_offline(app)
-
-
 @pytest.mark.parametrize(
     ("settings", "why"),
     [

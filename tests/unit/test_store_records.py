@@ -111,8 +111,3 @@ def test_a_record_that_is_no_json_of_ours_is_rejected(store, planted):
     store.add(records.key("guard", "a"), f"s0::{planted}", 60)
     with pytest.raises(RecordRejected):
         records.get("guard", "a")
-
-
-def test_what_stands_for_a_message_cannot_be_confused():
-    records = Records(MemoryStore())
-    assert records.digest("message", "a", "bc") != records.digest("message", "ab", "c")
