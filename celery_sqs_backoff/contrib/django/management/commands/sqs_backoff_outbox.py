@@ -23,14 +23,10 @@ class Command(BaseCommand):  # type: ignore[misc]
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            app = project_app()
-        except ImproperlyConfigured as exc:
-            raise CommandError(f"nothing is sent: {exc}") from exc
-        try:
-            sent, unsent = send_left_calls(app)
+            sent, unsent = send_left_calls(project_app())
         except (DatabaseError, InterfaceError) as exc:
             raise CommandError(f"the database did not answer: {error_site(exc)}") from exc
-        except StoreInTransaction as exc:
+        except (ImproperlyConfigured, StoreInTransaction) as exc:
             raise CommandError(f"nothing is sent: {exc}") from exc
         self.stdout.write(f"{sent} sent")
         if unsent:
