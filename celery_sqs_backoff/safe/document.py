@@ -151,9 +151,9 @@ class Document:
                 if step["runs"] == 1 and self._is_certain(exc):
                     self._forget(name, step)
                 else:
-                    self._state.note_act()
+                    self._state.acts += 1
                 raise
-            self._state.note_act()
+            self._state.acts += 1
             step = self._note_done(name, step, result, confirm)
         if step["state"] == CONFIRM:
             if confirm is not None:
@@ -242,7 +242,7 @@ class Document:
         try:
             self.update(change)
         except SafeError:
-            self._state.note_act()  # the step stays in doubt; let the step's own error be raised
+            self._state.acts += 1  # the step stays in doubt; let the step's own error be raised
 
 
 def check_signature(option: str, signature: object) -> None:
@@ -263,10 +263,12 @@ def check_signature(option: str, signature: object) -> None:
             " which may start others, or None"
         )
     task = None if signature.app is None else signature.app.tasks.get(signature.task)
-    if option == "undo" and (why := _why_unnoticed(signature, task)) is not None:
+    expires = signature.options.get("expires") or getattr(task, "expires", None)
+    options = getattr(task, "backoff_options", None)
+    if option == "undo" and (expires is not None or (options and options.on_give_up == FAIL)):
         raise TypeError(
-            f"invalid undo: the task {signature.task} {why}, so it may end unnoticed, and the other"
-            " steps would not be taken back"
+            f"invalid undo: the task {signature.task} has 'expires' or on_give_up={FAIL!r}, so it"
+            " may end unnoticed, and the other steps would not be taken back"
         )
     try:
         dumps(signature)
@@ -274,16 +276,6 @@ def check_signature(option: str, signature: object) -> None:
         raise TypeError(
             f"invalid {option}: expected a signature whose arguments are JSON: {exc}"
         ) from exc
-
-
-def _why_unnoticed(undo: Signature, task: Any) -> str | None:
-    """Return why a task may end without success and without dead letter, or ``None``."""
-    if (undo.options.get("expires") or getattr(task, "expires", None)) is not None:
-        return "expires"
-    options = getattr(task, "backoff_options", None)
-    if options is not None and options.on_give_up == FAIL:
-        return f"has on_give_up={FAIL!r}"
-    return None
 
 
 def send(signature: Signature, result: object, what: str, **options: Any) -> None:

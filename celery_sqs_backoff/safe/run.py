@@ -37,10 +37,6 @@ class RunState:
         """ID of the run. It is made on first access, because making it is slow."""
         return uuid4().hex if self.of is None else self.of.id
 
-    def note_act(self) -> None:
-        """Record that a step was done, or may have been done."""
-        self.acts += 1
-
     @property
     def message(self) -> tuple[str, str]:
         """Task name and task ID of the message. They are the same on every attempt."""
