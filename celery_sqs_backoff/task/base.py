@@ -273,15 +273,13 @@ def _check_request_class(cls: Any, app: Any) -> None:
     """Refuse a ``Request`` class that would settle messages in Celery's way.
 
     Raises:
-        ImproperlyConfigured: it is not a subclass of ours, or cannot be imported.
+        ImproperlyConfigured: it is not a subclass of ours.
+        ImportError, AttributeError: it cannot be imported.
     """
     given = cls.Request
     if given == _REQUEST or not _may_be_sqs(app):
         return
-    try:
-        classes = symbol_by_name(given).__mro__
-    except (ImportError, AttributeError) as exc:
-        raise ImproperlyConfigured(f"Request={given!r} cannot be imported: {exc}") from exc
+    classes = symbol_by_name(given).__mro__
     if _REQUEST not in [f"{c.__module__}:{c.__qualname__}" for c in classes]:
         raise ImproperlyConfigured(
             f"invalid Request {given!r}: expected a subclass of {_REQUEST.replace(':', '.')}; any"
