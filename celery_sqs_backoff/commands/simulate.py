@@ -11,8 +11,7 @@ import click
 from celery_sqs_backoff.doctor.look import load_tasks
 from celery_sqs_backoff.provider import Provider
 from celery_sqs_backoff.retry.options import Options
-from celery_sqs_backoff.simulate.engine import simulate
-from celery_sqs_backoff.simulate.law import STRATEGIES
+from celery_sqs_backoff.simulate.engine import STRATEGIES, simulate
 from celery_sqs_backoff.simulate.results import Result, plot, render
 from celery_sqs_backoff.simulate.scenario import Scenario, ScenarioError
 from celery_sqs_backoff.units import parse_duration, parse_rate, spell_duration
@@ -123,7 +122,7 @@ def _options(app: Any, name: str | None) -> Options:
 
 def _compare(scenario: Scenario, *, seed: int) -> list[Result]:
     results = []
-    for name, strategy in STRATEGIES.items():
+    for name in STRATEGIES:
         click.echo(f"simulating {name} ...", err=True)
-        results.append(Result(name, scenario, simulate(scenario, strategy, seed=seed)))
+        results.append(simulate(scenario, name, seed=seed))
     return results

@@ -9,52 +9,21 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
 from itertools import count
 from random import Random
-from typing import Any, TypeAlias
+from typing import Final
 
+from ..provider.gate import ProviderGate
+from ..retry.decision import Reply
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
-from .law import RUN, PolicyAlone, SimulatedDecision, SimulatedMessage
+from .law import RUN, Law, SimulatedDecision, SimulatedMessage
+from .results import Result
 from .scenario import Scenario
 
-
-class CallResult(Enum):
-    """How a call to the provider ended."""
-
-    SENT = "sent"
-    WASTED = "wasted"
-    TURNED_AWAY = "turned away"
-
-    __hash__ = object.__hash__  # faster than Enum's hash, which is a Python call per count
-
-
-@dataclass
-class Measures:
-    """The counts of one simulation. Times are seconds from its start.
-
-    Attributes:
-        messages: number of sent messages.
-        calls: number of calls, by result and by the second in which they began.
-        dead: number of messages that were given up, by reason.
-        receives: number of settled messages, by their number of receives.
-        in_flight_peak: largest number of messages in flight. SQS allows 120,000.
-        backlog: number of unsettled messages at the end of the outage.
-        ended_at: when the last message was settled.
-    """
-
-    messages: int = 0
-    calls: dict[CallResult, Counter[int]] = field(
-        default_factory=lambda: {call: Counter() for call in CallResult}
-    )
-    dead: Counter[str] = field(default_factory=Counter)
-    receives: Counter[int] = field(default_factory=Counter)
-    in_flight_peak: int = 0
-    backlog: int = 0
-    ended_at: float = 0.0
+#: Names of the strategies, and whether a strategy has a provider's gate.
+STRATEGIES: Final = {"full-jitter": False, "provider": True}
 
 
 class SimulatedProvider:
@@ -67,25 +36,25 @@ class SimulatedProvider:
         self._tokens = self._most
         self._filled_at = 0.0
 
-    def call(self, now: float) -> CallResult:
-        """Return the result of a call that begins at the time ``now``."""
+    def call(self, now: float) -> Reply:
+        """Return the reply to a call that begins at the time ``now``."""
         if now < self._outage:
-            return CallResult.WASTED
+            return Reply.FAILED
         if self._capacity is None:
-            return CallResult.SENT
+            return Reply.ANSWERED
         self._tokens = min(self._most, self._tokens + (now - self._filled_at) * self._capacity)
         self._filled_at = now
         if self._tokens < 1:
-            return CallResult.TURNED_AWAY
+            return Reply.REFUSED
         self._tokens -= 1
-        return CallResult.SENT
+        return Reply.ANSWERED
 
 
-class _Worker:
-    __slots__ = ("held", "is_free", "paced", "running", "strategy", "ticks_at", "waiting")
+class SimulatedWorker:
+    """One worker, with the messages that it holds."""
 
-    def __init__(self, strategy: PolicyAlone) -> None:
-        self.strategy = strategy
+    def __init__(self, law: Law) -> None:
+        self.law = law
         self.running = 0
         self.held = 0
         self.is_free = True
@@ -94,45 +63,46 @@ class _Worker:
         self.ticks_at = math.inf
 
 
-def simulate(scenario: Scenario, strategy: type[PolicyAlone], *, seed: int = 0) -> Measures:
-    """Run a scenario with one strategy. The same seed gives the same result."""
+def simulate(scenario: Scenario, strategy: str, *, seed: int = 0) -> Result:
+    """Run a scenario with one of ``STRATEGIES``. The same seed gives the same result."""
     return _Simulation(scenario, strategy, seed).run()
 
 
-_Handler: TypeAlias = Callable[[Any, Any], None]
-
-
 class _Simulation:
-    def __init__(self, scenario: Scenario, strategy: type[PolicyAlone], seed: int) -> None:
+    def __init__(self, scenario: Scenario, strategy: str, seed: int) -> None:
         self.scenario = scenario
-        self.measures = Measures()
+        self.result = Result(strategy, scenario)
         self.now = 0.0
         self._rng = Random(seed)
         self._arrivals_rng = Random(seed + 2)  # of its own: every strategy gets the same arrivals
         self._provider = SimulatedProvider(scenario)
-        self._heap: list[tuple[float, int, _Handler, Any, Any]] = []
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._sequence = count()
         self._visible: deque[SimulatedMessage] = deque()
         self._capacity = scenario.processes * (1 + scenario.prefetch)
-        self._workers = [
-            _Worker(strategy(scenario, Random(seed * 1000 + n + 3)))
+        self._free = [
+            SimulatedWorker(
+                Law(scenario, Random(seed * 1000 + n + 3), has_gate=STRATEGIES[strategy])
+            )
             for n in range(scenario.workers)
         ]
-        self._free = list(self._workers)
         self._in_flight = 0
         self._alive = 0
         self._is_arriving = True
 
-    def run(self) -> Measures:
+    def run(self) -> Result:
         for _ in range(self.scenario.backlog):
-            self._show(self._make_message(0.0))
-        self._push(self.scenario.outage, self._on_recovery, None, None)
+            self._send()
+        self._push(self.scenario.outage, self._on_recovery)
         self._schedule_arrival()
         while self._heap and (self._alive or self._is_arriving):
-            self.now, _, handle, a, b = heapq.heappop(self._heap)
-            handle(a, b)
-        self.measures.ended_at = self.now
-        return self.measures
+            self.now, _, handle, arguments = heapq.heappop(self._heap)
+            handle(*arguments)
+        self.result.ended_at = self.now
+        return self.result
+
+    def _push(self, at: float, handle: Callable[..., None], *arguments: object) -> None:
+        heapq.heappush(self._heap, (at, next(self._sequence), handle, arguments))
 
     # Messages
 
@@ -141,33 +111,32 @@ class _Simulation:
         at = self.now + self._arrivals_rng.expovariate(rate) if rate else math.inf
         self._is_arriving = at < self.scenario.outage
         if self._is_arriving:
-            self._push(at, self._on_arrival, None, None)
+            self._push(at, self._on_arrival)
 
-    def _on_arrival(self, a: None, b: None) -> None:
-        self._show(self._make_message(self.now))
+    def _on_arrival(self) -> None:
+        self._send()
         self._schedule_arrival()
 
-    def _on_recovery(self, a: None, b: None) -> None:
-        self.measures.backlog = self._alive
+    def _on_recovery(self) -> None:
+        self.result.backlog = self._alive
 
-    def _make_message(self, sent_at: float) -> SimulatedMessage:
-        self.measures.messages += 1
+    def _send(self) -> None:
+        self.result.messages += 1
         self._alive += 1
-        return SimulatedMessage(self.measures.messages, sent_at)
+        self._show(SimulatedMessage(self.result.messages, self.now))
 
-    def _settle(self, worker: _Worker, message: SimulatedMessage, dead: str | None = None) -> None:
-        if dead is not None:
-            self.measures.dead[dead] += 1
+    def _settle(self, worker: SimulatedWorker, message: SimulatedMessage) -> None:
         self._in_flight -= 1
         self._alive -= 1
-        self.measures.receives[message.receives] += 1
+        self.result.receives[message.receives] += 1
         self._let_go(worker)
 
     # The queue
 
     def _show(self, message: SimulatedMessage) -> None:
         message.version += 1
-        message.mark_shown()
+        if message.recall is not None:
+            message.recall.among.discard(message)
         self._visible.append(message)
         self._hand_out()
 
@@ -175,10 +144,6 @@ class _Simulation:
         if message.version == version:
             self._in_flight -= 1
             self._show(message)
-
-    def _hide(self, message: SimulatedMessage, seconds: float) -> None:
-        message.version += 1
-        self._push(self.now + seconds, self._on_show, message, message.version)
 
     def _hand_out(self) -> None:
         """Give visible messages to random workers that have room, up to ten in one request."""
@@ -198,25 +163,31 @@ class _Simulation:
                 worker.is_free = False
                 free[index] = free[-1]
                 free.pop()
-        self.measures.in_flight_peak = max(self.measures.in_flight_peak, self._in_flight)
+        self.result.in_flight_peak = max(self.result.in_flight_peak, self._in_flight)
 
-    def _receive(self, worker: _Worker, message: SimulatedMessage) -> None:
+    def _receive(self, worker: SimulatedWorker, message: SimulatedMessage) -> None:
         message.receives += 1
         if message.first_received_at is None:
             message.first_received_at = self.now
         most = self.scenario.max_receive_count
         if most is not None and message.receives > most:
-            self._settle(worker, message, dead="the queue's maxReceiveCount was passed")
-            return
-        told = worker.strategy.decide_on_receive(message, self.now, len(worker.paced))
+            told = SimulatedDecision(dead="the queue's maxReceiveCount was passed")
+        else:
+            told = worker.law.decide_on_receive(message, self.now, len(worker.paced))
         self._follow(worker, message, told)
 
-    def _follow(self, worker: _Worker, message: SimulatedMessage, told: SimulatedDecision) -> None:
+    def _follow(
+        self, worker: SimulatedWorker, message: SimulatedMessage, told: SimulatedDecision
+    ) -> None:
         if told.dead is not None:
-            self._settle(worker, message, dead=told.dead)
+            self.result.dead[told.dead] += 1
+            self._settle(worker, message)
         elif told.hide is not None:
-            self._hide(message, told.hide)
-            worker.strategy.note_hidden(message, self.now + told.hide, self.now)
+            until, message.recall = self.now + told.hide, told.recall
+            message.version += 1
+            self._push(until, self._on_show, message, message.version)
+            if told.recall is not None:
+                told.recall.among.add(message, until, told.recall, self.now)
             self._wake(worker)
             self._let_go(worker)
         elif told.waits:
@@ -226,7 +197,7 @@ class _Simulation:
             worker.waiting.append(message)
             self._start(worker)
 
-    def _let_go(self, worker: _Worker) -> None:
+    def _let_go(self, worker: SimulatedWorker) -> None:
         worker.held -= 1
         if not worker.is_free and worker.held < self._capacity:
             worker.is_free = True
@@ -234,31 +205,24 @@ class _Simulation:
 
     # Runs
 
-    def _start(self, worker: _Worker) -> None:
+    def _start(self, worker: SimulatedWorker) -> None:
         while worker.waiting and worker.running < self.scenario.processes:
             message = worker.waiting.popleft()
-            told = worker.strategy.decide_on_turn(message, self.now, len(worker.paced))
+            told = worker.law.decide_on_turn(message, self.now, len(worker.paced))
             if told is not RUN:
                 self._follow(worker, message, told)
                 continue
             worker.running += 1
-            answer = self._provider.call(self.now)
-            self.measures.calls[answer][int(self.now)] += 1
-            self._push(
-                self.now + self.scenario.call_seconds, self._on_end, (worker, message), answer
-            )
+            reply = self._provider.call(self.now)
+            self.result.calls[reply][int(self.now)] += 1
+            self._push(self.now + self.scenario.call_seconds, self._on_end, worker, message, reply)
 
-    def _on_end(self, where: tuple[_Worker, SimulatedMessage], answer: CallResult) -> None:
-        worker, message = where
+    def _on_end(self, worker: SimulatedWorker, message: SimulatedMessage, reply: Reply) -> None:
         worker.running -= 1
-        is_sent = answer is CallResult.SENT
         # A 429 counts as a refusal even without Retry-After.
-        is_refused = answer is CallResult.TURNED_AWAY
-        retry_after = (self.scenario.retry_after or 0.0) if is_refused else None
-        told = worker.strategy.decide_after_run(
-            message, self.now, failed=not is_sent, retry_after=retry_after
-        )
-        if is_sent:
+        retry_after = self.scenario.retry_after if reply is Reply.REFUSED else None
+        told = worker.law.decide_after_run(message, self.now, reply, retry_after)
+        if reply is Reply.ANSWERED:
             self._settle(worker, message)
         else:
             self._follow(worker, message, told)
@@ -269,28 +233,25 @@ class _Simulation:
 
     # The provider's gate in each worker
 
-    def _wake(self, worker: _Worker) -> None:
-        seconds = worker.strategy.tick_seconds()
+    def _wake(self, worker: SimulatedWorker) -> None:
+        seconds = None if worker.law.gate is None else worker.law.gate.seconds_to_look
         if seconds is not None and self.now + seconds < worker.ticks_at:
             worker.ticks_at = self.now + seconds
-            self._push(worker.ticks_at, self._on_tick, worker, worker.ticks_at)
+            self._push(worker.ticks_at, self._on_tick, worker, worker.law.gate, worker.ticks_at)
 
-    def _on_tick(self, worker: _Worker, at: float) -> None:
+    def _on_tick(self, worker: SimulatedWorker, gate: ProviderGate, at: float) -> None:
         if at != worker.ticks_at:
             return  # an earlier wake-up has replaced this one
         worker.ticks_at = math.inf
         if worker.paced:
-            for _ in range(worker.strategy.turns(len(worker.paced), self.now)):
+            for _ in range(gate.turns(len(worker.paced), self.now)):
                 message = worker.paced.popleft()
-                told = worker.strategy.decide_on_turn(message, self.now, len(worker.paced))
+                told = worker.law.decide_on_turn(message, self.now, len(worker.paced))
                 self._follow(worker, message, told)
         # Any worker may receive recalled messages, so a full worker lets other workers recall them.
         room = 2 * self._capacity if worker.held < self._capacity else 0
-        for message in worker.strategy.recalls(self.now, room=room, waiting=len(worker.paced)):
+        for message in gate.recalls(self.now, room=room, waiting=len(worker.paced)):
             self._in_flight -= 1
             self._show(message)
         if self._alive:
             self._wake(worker)
-
-    def _push(self, at: float, handle: _Handler, a: Any, b: Any) -> None:
-        heapq.heappush(self._heap, (at, next(self._sequence), handle, a, b))

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar
 
-from ..provider.gate import Message, ProviderGate
+from ..provider.gate import Look, Message, ProviderGate
 from ..retry import budget
 from ..retry.decision import Reply
 from ..sqs.delivery import Delivery
@@ -31,20 +30,17 @@ class SimulatedMessage:
         self.version = 0
         self.recall: Recall | None = None
 
-    def mark_shown(self) -> None:
-        """Remove the message from the hidden messages of its worker."""
-        if self.recall is not None:
-            self.recall.among.discard(self)
-
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDecision:
     """A decision about a message. By default, the worker runs it.
 
-    ``hide``: seconds to hide it. ``dead``: reason to give it up. ``waits``: let it wait for a slot.
+    ``hide``: seconds to hide it. ``recall``: the permission to bring it forward then. ``dead``:
+    reason to give it up. ``waits``: let it wait for a slot.
     """
 
     hide: float | None = None
+    recall: Recall | None = None
     dead: str | None = None
     waits: bool = False
 
@@ -53,100 +49,81 @@ RUN = SimulatedDecision()
 WAIT = SimulatedDecision(waits=True)
 
 
-class PolicyAlone:
-    """Back off by the task's policy, without a provider."""
+class Law:
+    """Decides in one worker: by the task's policy alone, or with a provider's gate.
 
-    name: ClassVar[str] = "full-jitter"
+    Args:
+        scenario: has the task's options.
+        rng: draws delays.
+        has_gate: whether the task has a provider.
+    """
 
-    def __init__(self, scenario: Scenario, rng: Random) -> None:
-        self.scenario = scenario
-        self.rng = rng
+    def __init__(self, scenario: Scenario, rng: Random, *, has_gate: bool) -> None:
+        self._scenario, self._rng = scenario, rng
+        self.gate: ProviderGate | None = None
+        if has_gate:
+            provider = scenario.provider
+            self.gate = ProviderGate(
+                rng, failures=provider.failures, probe_interval=provider.probe_interval
+            )
 
     def decide_on_receive(
         self, message: SimulatedMessage, now: float, waiting: int
     ) -> SimulatedDecision:
         """Decide about a received message. ``waiting``: number of messages that wait for a slot."""
-        return (
-            RUN
-            if (reason := self._find_exhausted(message, now)) is None
-            else SimulatedDecision(dead=reason)
-        )
-
-    def decide_after_run(
-        self, message: SimulatedMessage, now: float, *, failed: bool, retry_after: float | None
-    ) -> SimulatedDecision:
-        """Decide about a message after its run.
-
-        Arguments:
-            failed: whether the run failed. After a success, the message is settled.
-            retry_after: seconds that the provider asked to wait; ``None`` = it did not refuse.
-        """
-        if not failed:
+        if message.receives > 1:
+            reason = budget.find_reason_before_run(
+                self._standing(message, now),
+                max_retries=self._scenario.max_retries,
+                retry_for=self._scenario.retry_for,
+                crashes=0,
+                crash_budget=self._scenario.crash_budget,
+            )
+            if reason is not None:
+                return SimulatedDecision(dead=reason.value)
+        if self.gate is None:
             return RUN
-        delay = self._draw(message) + (retry_after or 0.0)
-        delay = self.adjust_delay(message, delay, now)
-        reason = budget.find_reason(
-            self._standing(message, now),
-            max_retries=self.scenario.max_retries,
-            retry_for=self.scenario.retry_for,
-            delay=delay,
-        )
-        return (
-            self._hide(message, delay, now)
-            if reason is None
-            else SimulatedDecision(dead=reason.value)
-        )
-
-    def adjust_delay(self, message: SimulatedMessage, delay: float, now: float) -> float:
-        """Return the delay after a failure. ``delay``: seconds that the policy drew."""
-        return delay
-
-    def note_hidden(self, message: SimulatedMessage, until: float, now: float) -> None:
-        """Record that SQS has hidden a message until a time."""
-
-    def turns(self, waiting: int, now: float) -> int:
-        """Return how many of the ``waiting`` messages get a slot now."""
-        return waiting
+        look = self.gate.arrived(self._seen(message, now), now, waiting=waiting)
+        if look.hide_seconds is None:
+            return WAIT if look.waits else RUN
+        return self._hide(message, look, now)
 
     def decide_on_turn(
         self, message: SimulatedMessage, now: float, waiting: int
     ) -> SimulatedDecision:
-        """Decide about a message that has waited, when it gets a slot or a free process.
+        """Decide about a message that has got a slot or a free process."""
+        if self.gate is None or self.gate.begins(message.id, now):
+            return RUN
+        return self.decide_on_receive(message, now, waiting)
 
-        ``waiting``: number of messages that still wait for a slot.
-        """
-        return RUN
-
-    def recalls(self, now: float, *, room: int, waiting: int) -> list[SimulatedMessage]:
-        """Return hidden messages to bring forward now.
-
-        ``room``: largest number. ``waiting``: number of messages that wait for a slot.
-        """
-        return []
-
-    def tick_seconds(self) -> float | None:
-        """Return the seconds after which to call ``recalls`` again. ``None`` = never."""
-        return None
-
-    def _draw(self, message: SimulatedMessage) -> float:
-        return self.scenario.backoff.delay_for(message.id, max(1, message.receives), self.rng)
-
-    def _hide(self, message: SimulatedMessage, delay: float, now: float) -> SimulatedDecision:
-        seconds = self._delivery(message, now).visibility_delay(delay, now=now)
-        return SimulatedDecision(hide=seconds)
-
-    def _find_exhausted(self, message: SimulatedMessage, now: float) -> str | None:
-        """Return the budget that is exhausted, as a reason to give up, or ``None``."""
-        if message.receives <= 1:
-            return None
-        reason = budget.find_reason_before_run(
+    def decide_after_run(
+        self, message: SimulatedMessage, now: float, reply: Reply, retry_after: float | None
+    ) -> SimulatedDecision:
+        """Decide about a message after its run. After a success, the message is settled."""
+        if self.gate is not None:
+            self.gate.ended(message.id, reply, now, retry_after=retry_after)
+        if reply is Reply.ANSWERED:
+            return RUN
+        floor = retry_after or 0.0
+        drawn = self._scenario.backoff.delay_for(message.id, message.receives, self._rng)
+        look = Look(drawn + floor)
+        if self.gate is not None:
+            seen = self._seen(message, now)
+            look = self.gate.failed(seen, reply, drawn + floor, now, floor=floor)
+        reason = budget.find_reason(
             self._standing(message, now),
-            max_retries=self.scenario.max_retries,
-            retry_for=self.scenario.retry_for,
-            crashes=0,
-            crash_budget=self.scenario.crash_budget,
+            max_retries=self._scenario.max_retries,
+            retry_for=self._scenario.retry_for,
+            delay=look.hide_seconds or 0.0,
         )
-        return None if reason is None else reason.value
+        if reason is not None:
+            return SimulatedDecision(dead=reason.value)
+        return self._hide(message, look, now)
+
+    def _hide(self, message: SimulatedMessage, look: Look, now: float) -> SimulatedDecision:
+        delivery = self._delivery(message, now)
+        seconds = delivery.visibility_delay(look.hide_seconds or 0.0, now=now)
+        return SimulatedDecision(hide=seconds, recall=look.recall)
 
     def _standing(self, message: SimulatedMessage, now: float) -> budget.Standing:
         # A worker does not know whether another worker hid the message without running it, so each
@@ -161,82 +138,16 @@ class PolicyAlone:
             receive_count=message.receives,
             first_received_at=message.first_received_at,
             sent_at=message.sent_at,
-            max_receive_count=self.scenario.max_receive_count,
-            retention_seconds=int(self.scenario.retention),
+            max_receive_count=self._scenario.max_receive_count,
+            retention_seconds=int(self._scenario.retention),
         )
-
-
-class WithProvider(PolicyAlone):
-    """Let one probe run while the provider is down, and bring messages forward afterwards."""
-
-    name = "provider"
-
-    def __init__(self, scenario: Scenario, rng: Random) -> None:
-        super().__init__(scenario, rng)
-        provider = scenario.provider
-        self.gate = ProviderGate(
-            rng, failures=provider.failures, probe_interval=provider.probe_interval
-        )
-        self._reply: Reply | None = None
-        self._floor = 0.0
-        self._recall: Recall | None = None
-
-    def decide_on_receive(
-        self, message: SimulatedMessage, now: float, waiting: int
-    ) -> SimulatedDecision:
-        if (reason := self._find_exhausted(message, now)) is not None:
-            return SimulatedDecision(dead=reason)
-        look = self.gate.arrived(self._seen(message, now), now, waiting=waiting)
-        if look.hide_seconds is None:
-            return WAIT if look.waits else RUN
-        self._recall = look.recall
-        return self._hide(message, look.hide_seconds, now)
-
-    def decide_after_run(
-        self, message: SimulatedMessage, now: float, *, failed: bool, retry_after: float | None
-    ) -> SimulatedDecision:
-        failure = Reply.FAILED if retry_after is None else Reply.REFUSED
-        self._reply = failure if failed else Reply.ANSWERED
-        self.gate.ended(message.id, self._reply, now, retry_after=retry_after)
-        self._floor = retry_after or 0.0
-        return super().decide_after_run(message, now, failed=failed, retry_after=retry_after)
-
-    def adjust_delay(self, message: SimulatedMessage, delay: float, now: float) -> float:
-        seen = self._seen(message, now)
-        look = self.gate.failed(seen, self._reply, delay, now, floor=self._floor)
-        self._recall = look.recall
-        return look.hide_seconds or 0.0
-
-    def note_hidden(self, message: SimulatedMessage, until: float, now: float) -> None:
-        message.recall = self._recall
-        if message.recall is not None:
-            self.gate.hidden.add(message, until, message.recall, now)
-
-    def turns(self, waiting: int, now: float) -> int:
-        return self.gate.turns(waiting, now)
-
-    def decide_on_turn(
-        self, message: SimulatedMessage, now: float, waiting: int
-    ) -> SimulatedDecision:
-        if self.gate.begins(message.id, now):
-            return RUN
-        return self.decide_on_receive(message, now, waiting)
-
-    def recalls(self, now: float, *, room: int, waiting: int) -> list[SimulatedMessage]:
-        return self.gate.recalls(now, room=room, waiting=waiting)
-
-    def tick_seconds(self) -> float | None:
-        return self.gate.seconds_to_look
 
     def _seen(self, message: SimulatedMessage, now: float) -> Message:
         return Message.of(
             self._delivery(message, now),
-            self.scenario.provider,
-            self.scenario.backoff,
-            retry_for=self.scenario.retry_for,
-            rng=self.rng,
+            self._scenario.provider,
+            self._scenario.backoff,
+            retry_for=self._scenario.retry_for,
+            rng=self._rng,
             now=now,
         )
-
-
-STRATEGIES: dict[str, type[PolicyAlone]] = {one.name: one for one in (PolicyAlone, WithProvider)}

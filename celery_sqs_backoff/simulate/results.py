@@ -1,70 +1,91 @@
-"""Show the figures of a simulation as a table and as a picture, to compare strategies."""
+"""The figures of a simulation, as a table and as a picture, to compare strategies."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from ..retry.decision import Reply
 from ..units import spell_duration
-from .engine import CallResult, Measures
 from .scenario import Scenario
 
 #: Largest number of points of a curve.
 _MOST_POINTS: Final = 720
 
+#: Name, colour and label of the curve of each reply.
+_CURVES: Final = {
+    Reply.ANSWERED: ("sent", "#2a7f4f", "successful calls"),
+    Reply.FAILED: ("wasted", "#c0392b", "wasted: the provider was down"),
+    Reply.REFUSED: ("turned away", "#e69f00", "turned away: too many a second"),
+}
 
-@dataclass(frozen=True)
+
+@dataclass
 class Result:
-    """The figures of one strategy in one scenario. Times are seconds.
+    """The figures of one strategy in one scenario. Times are seconds from its start.
 
     Attributes:
         strategy: name of the strategy.
         scenario: the simulated scenario.
-        measures: the counts of the simulation.
+        messages: number of sent messages.
+        calls: number of calls, by reply and by the second in which they began.
+        dead: number of messages that were given up, by reason.
+        receives: number of settled messages, by their number of receives.
+        in_flight_peak: largest number of messages in flight. SQS allows 120,000.
+        backlog: number of unsettled messages at the end of the outage.
+        ended_at: when the last message was settled.
     """
 
     strategy: str
     scenario: Scenario
-    measures: Measures
+    messages: int = 0
+    calls: dict[Reply, Counter[int]] = field(
+        default_factory=lambda: {reply: Counter() for reply in Reply}
+    )
+    dead: Counter[str] = field(default_factory=Counter)
+    receives: Counter[int] = field(default_factory=Counter)
+    in_flight_peak: int = 0
+    backlog: int = 0
+    ended_at: float = 0.0
 
-    def count_calls(self, call: CallResult) -> int:
-        """Return the number of calls to the provider with this result."""
-        return self.measures.calls[call].total()
+    def count_calls(self, reply: Reply) -> int:
+        """Return the number of calls to the provider with this reply."""
+        return self.calls[reply].total()
 
     @property
     def dead_letters(self) -> int:
         """Number of messages that were given up."""
-        return self.measures.dead.total()
+        return self.dead.total()
 
     @property
     def drain(self) -> float:
         """Seconds from the end of the outage until the last message was settled."""
-        return max(0.0, self.measures.ended_at - self.scenario.outage)
+        return max(0.0, self.ended_at - self.scenario.outage)
 
     @property
     def shortest_drain(self) -> float:
         """Shortest time, in seconds, in which the fleet could settle the backlog."""
-        return self.measures.backlog / self.scenario.throughput
+        return self.backlog / self.scenario.throughput
 
     @property
     def drain_ratio(self) -> float | None:
         """``drain`` divided by ``shortest_drain``. ``None`` if the backlog is too small."""
         return self.drain / self.shortest_drain if self.shortest_drain >= 1 else None
 
-    def receives(self, share: float) -> int:
+    def find_receives(self, share: float) -> int:
         """Return a quantile of the receives per message. 0.5 is the median, 1 the maximum."""
-        counts = sorted(self.measures.receives.elements())
+        counts = sorted(self.receives.elements())
         return counts[max(0, math.ceil(share * len(counts)) - 1)] if counts else 0
 
-    def curve(self, call: CallResult) -> list[tuple[float, float]]:
+    def curve(self, reply: Reply) -> list[tuple[float, float]]:
         """Return points of time and calls a second from that time on, at most 720 points."""
-        seconds = math.ceil((self.measures.ended_at + 1) / _MOST_POINTS)
+        seconds = math.ceil((self.ended_at + 1) / _MOST_POINTS)
         counts: Counter[int] = Counter()
-        for second, number in self.measures.calls[call].items():
+        for second, number in self.calls[reply].items():
             counts[second // seconds] += number
         return [(at * seconds, counts[at] / seconds) for at in range(max(counts, default=-1) + 1)]
 
@@ -72,20 +93,20 @@ class Result:
         """Return the values that ``sqs-simulate --json`` prints."""
         return {
             "strategy": self.strategy,
-            "messages": self.measures.messages,
-            "calls": sum(map(self.count_calls, CallResult)),
-            "wasted": self.count_calls(CallResult.WASTED),
-            "turned_away": self.count_calls(CallResult.TURNED_AWAY),
-            "dead": dict(self.measures.dead),
-            "backlog": self.measures.backlog,
+            "messages": self.messages,
+            "calls": sum(map(self.count_calls, Reply)),
+            "wasted": self.count_calls(Reply.FAILED),
+            "turned_away": self.count_calls(Reply.REFUSED),
+            "dead": dict(self.dead),
+            "backlog": self.backlog,
             "drain": self.drain,
             "shortest_drain": self.shortest_drain,
             "drain_ratio": self.drain_ratio,
-            "receives_p50": self.receives(0.5),
-            "receives_p99": self.receives(0.99),
-            "receives_max": self.receives(1),
-            "in_flight_peak": self.measures.in_flight_peak,
-            "curves": {call.value: self.curve(call) for call in CallResult},
+            "receives_p50": self.find_receives(0.5),
+            "receives_p99": self.find_receives(0.99),
+            "receives_max": self.find_receives(1),
+            "in_flight_peak": self.in_flight_peak,
+            "curves": {name: self.curve(reply) for reply, (name, _, _) in _CURVES.items()},
         }
 
 
@@ -114,17 +135,9 @@ def render(results: Sequence[Result]) -> str:
         cells = ["-" if one[name] is None else form.format(one[name]) for one in columns]
         lines.append(f"{label:<24}" + "".join(f"{cell:>14}" for cell in cells))
     for one in results:
-        for reason, number in sorted(one.measures.dead.items()):
+        for reason, number in sorted(one.dead.items()):
             lines.append(f"{one.strategy}: {number:,} dead letters: {reason}")
     return "\n".join(lines)
-
-
-#: Colour and label of each curve.
-_CURVES: Final = {
-    CallResult.SENT: ("#2a7f4f", "successful calls"),
-    CallResult.WASTED: ("#c0392b", "wasted: the provider was down"),
-    CallResult.TURNED_AWAY: ("#e69f00", "turned away: too many a second"),
-}
 
 
 def plot(results: Sequence[Result], title: str, path: Path) -> None:
@@ -150,14 +163,14 @@ def plot(results: Sequence[Result], title: str, path: Path) -> None:
     panels = figure.subplots(len(results), 1, squeeze=False, sharex=True, sharey=True)
     for axes, result in zip(panels[:, 0], results, strict=True):
         axes.set_title(
-            f"{result.strategy}: {result.count_calls(CallResult.WASTED):,} calls wasted, drained in"
+            f"{result.strategy}: {result.count_calls(Reply.FAILED):,} calls wasted, drained in"
             f" {spell_duration(result.drain)}, {result.dead_letters:,} dead letters",
             loc="left",
             fontsize=9,
         )
         axes.set_ylabel("calls a second")
-        for call, (colour, label) in _CURVES.items():
-            points = result.curve(call)
+        for reply, (_, colour, label) in _CURVES.items():
+            points = result.curve(reply)
             minutes, rates = [at / 60 for at, _ in points], [rate for _, rate in points]
             axes.plot(minutes, rates, color=colour, linewidth=1, label=label)
     panels[-1, 0].set_xlabel("minutes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -9,9 +10,9 @@ from statistics import median
 import pytest
 
 from celery_sqs_backoff import FullJitter, Provider, Schedule
-from celery_sqs_backoff.simulate import engine
-from celery_sqs_backoff.simulate.engine import CallResult, simulate
-from celery_sqs_backoff.simulate.law import STRATEGIES, SimulatedDecision, SimulatedMessage
+from celery_sqs_backoff.retry.decision import Reply
+from celery_sqs_backoff.simulate.engine import STRATEGIES, SimulatedProvider, simulate
+from celery_sqs_backoff.simulate.law import Law, SimulatedDecision, SimulatedMessage
 from celery_sqs_backoff.simulate.results import Result, plot
 from celery_sqs_backoff.simulate.scenario import Scenario, ScenarioError
 
@@ -21,15 +22,14 @@ def outage(seconds: float, *, rate: float = 1.0, capacity: float | None = 20.0) 
 
 
 def played(scenario: Scenario, strategy: str = "provider", seed: int = 1) -> Result:
-    return Result(strategy, scenario, simulate(scenario, STRATEGIES[strategy], seed=seed))
+    return simulate(scenario, strategy, seed=seed)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_message_is_sent_or_a_dead_letter(strategy: str) -> None:
     result = played(replace(outage(900.0), retry_for=600.0), strategy)
-    measures = result.measures
-    assert result.count_calls(CallResult.SENT) + result.dead_letters == measures.messages
-    assert measures.receives.total() == measures.messages
+    assert result.count_calls(Reply.ANSWERED) + result.dead_letters == result.messages
+    assert result.receives.total() == result.messages
     assert result.dead_letters
 
 
@@ -41,7 +41,7 @@ def test_the_same_seed_gives_the_same_figures() -> None:
 
 def test_every_strategy_gets_the_same_messages() -> None:
     scenario = outage(600.0)
-    assert len({played(scenario, name).measures.messages for name in STRATEGIES}) == 1
+    assert len({played(scenario, name).messages for name in STRATEGIES}) == 1
 
 
 @pytest.mark.parametrize(("call_seconds", "processes"), [(0.2, 4), (1.0, 8)], ids=str)
@@ -57,31 +57,28 @@ def test_two_hours_of_outage_cost_few_calls_and_drain_near_the_limit(
     scenario = replace(outage(7200.0), call_seconds=call_seconds, processes=processes)
     for seed in (1, 2):
         result = played(scenario, seed=seed)
-        assert result.count_calls(CallResult.WASTED) <= 1700
-        assert result.count_calls(CallResult.TURNED_AWAY) <= 0.15 * result.measures.messages
+        assert result.count_calls(Reply.FAILED) <= 1700
+        assert result.count_calls(Reply.REFUSED) <= 0.15 * result.messages
         assert result.drain_ratio is not None
         assert result.drain_ratio <= 1.7
-        assert result.receives(0.99) <= 12
-        assert result.receives(1) <= 17
+        assert result.find_receives(0.99) <= 12
+        assert result.find_receives(1) <= 17
         assert not result.dead_letters
 
 
-def test_all_workers_get_a_share_of_the_messages() -> None:
+def test_all_workers_get_a_share_of_the_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gets at least half a share, also if one of them has found out first."""
-    received: dict[int, int] = {}
+    received: Counter[Law] = Counter()
+    decide = Law.decide_on_receive
 
-    class Counting(STRATEGIES["provider"]):  # type: ignore[misc]
-        def decide_on_receive(
-            self, message: SimulatedMessage, now: float, waiting: int
-        ) -> SimulatedDecision:
-            if now < hour.outage:
-                received[id(self)] = received.get(id(self), 0) + 1
-            return super().decide_on_receive(message, now, waiting)  # type: ignore[no-any-return]
+    def count(law: Law, message: SimulatedMessage, now: float, waiting: int) -> SimulatedDecision:
+        received[law] += now < 3600.0
+        return decide(law, message, now, waiting)
 
-    hour = replace(outage(3600.0), rate=0.0, backlog=300)
-    simulate(hour, Counting, seed=1)
+    monkeypatch.setattr(Law, "decide_on_receive", count)
+    played(replace(outage(3600.0), rate=0.0, backlog=300))
     assert len(received) == 10
-    assert min(received.values()) > sum(received.values()) / 10 / 2
+    assert min(received.values()) > received.total() / 10 / 2
 
 
 def test_half_a_minute_of_outage_ends_in_little_more_than_the_shortest_time() -> None:
@@ -104,8 +101,8 @@ def test_half_a_minute_of_outage_ends_in_little_more_than_the_shortest_time() ->
         provider=Provider("mail", probe_interval=2),
     )
     results = [played(scenario, seed=seed) for seed in range(1, 14)]
-    assert max(result.count_calls(CallResult.WASTED) for result in results) <= 60
-    assert max(result.count_calls(CallResult.TURNED_AWAY) for result in results) <= 0.13 * 1500
+    assert max(result.count_calls(Reply.FAILED) for result in results) <= 60
+    assert max(result.count_calls(Reply.REFUSED) for result in results) <= 0.13 * 1500
     assert not any(result.dead_letters for result in results)
     ratios = [result.drain_ratio for result in results if result.drain_ratio is not None]
     assert len(ratios) == 13
@@ -115,9 +112,7 @@ def test_half_a_minute_of_outage_ends_in_little_more_than_the_shortest_time() ->
 
 def test_jitter_alone_wastes_calls_and_comes_back_late() -> None:
     result = played(outage(3600.0), "full-jitter")
-    assert result.count_calls(CallResult.WASTED) > 20 * played(outage(3600.0)).count_calls(
-        CallResult.WASTED
-    )
+    assert result.count_calls(Reply.FAILED) > 20 * played(outage(3600.0)).count_calls(Reply.FAILED)
     assert result.drain_ratio is not None
     assert result.drain_ratio > 5
 
@@ -133,7 +128,7 @@ def test_a_schedule_is_not_recalled() -> None:
 def test_no_message_is_given_up_unseen(strategy: str) -> None:
     """As in a worker, which lets it run once more before its ``retry_for`` is over."""
     result = played(replace(outage(3600.0, rate=0.3), retry_for=600.0), strategy)
-    assert result.count_calls(CallResult.WASTED) >= result.dead_letters > 0
+    assert result.count_calls(Reply.FAILED) >= result.dead_letters > 0
 
 
 def test_probes_of_many_workers_do_not_use_up_the_receives_of_few_messages() -> None:
@@ -141,13 +136,13 @@ def test_probes_of_many_workers_do_not_use_up_the_receives_of_few_messages() -> 
     quiet = replace(outage(8 * 3600.0, rate=0.03), max_receive_count=50)
     result = played(quiet)
     assert not result.dead_letters
-    assert result.receives(1) <= 1.1 * played(quiet, "full-jitter").receives(1)
+    assert result.find_receives(1) <= 1.1 * played(quiet, "full-jitter").find_receives(1)
 
 
 def test_max_receive_count_moves_messages_to_the_dead_letter_queue() -> None:
     scenario = replace(outage(7200.0, rate=0.2), max_receive_count=5)
     result = played(scenario, "full-jitter")
-    assert result.measures.dead["the queue's maxReceiveCount is reached"] > 0
+    assert result.dead["the queue's maxReceiveCount is reached"] > 0
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -158,33 +153,31 @@ def test_ten_receives(seed: int) -> None:
     a receive each time.
     """
     result = played(replace(outage(7200.0), max_receive_count=10), seed=seed)
-    assert result.dead_letters <= 0.002 * result.measures.messages
+    assert result.dead_letters <= 0.002 * result.messages
 
 
 @pytest.mark.parametrize("strategy", ["full-jitter", "provider"])
 def test_on_the_last_receive_a_message_runs_gate_or_not(strategy: str) -> None:
     """As a worker lets it: at the next receive SQS would move it."""
     result = played(replace(outage(7200.0, rate=0.2), max_receive_count=3), strategy)
-    assert set(result.measures.dead) == {"the queue's maxReceiveCount is reached"}
+    assert set(result.dead) == {"the queue's maxReceiveCount is reached"}
 
 
 def test_healthy() -> None:
     """A healthy provider gets one call per message, and there is nothing to recover from."""
     result = played(Scenario(outage=0.0, backlog=3_000, capacity=None))
-    assert result.count_calls(CallResult.SENT) == result.measures.messages == 3_000
-    assert result.receives(1) == 1
-    assert (result.measures.backlog, result.drain_ratio) == (3_000, pytest.approx(1.0, abs=0.1))
+    assert result.count_calls(Reply.ANSWERED) == result.messages == 3_000
+    assert result.find_receives(1) == 1
+    assert (result.backlog, result.drain_ratio) == (3_000, pytest.approx(1.0, abs=0.1))
 
 
 def test_curve() -> None:
     """A curve has a bounded number of points, and its area is the number of calls."""
     result = played(outage(3600.0), "full-jitter")
-    curve = result.curve(CallResult.WASTED)
+    curve = result.curve(Reply.FAILED)
     width = curve[1][0]
     assert len(curve) <= 720
-    assert sum(rate * width for _, rate in curve) == pytest.approx(
-        result.count_calls(CallResult.WASTED)
-    )
+    assert sum(rate * width for _, rate in curve) == pytest.approx(result.count_calls(Reply.FAILED))
 
 
 def test_plot(tmp_path: Path) -> None:
@@ -199,8 +192,8 @@ def test_plot(tmp_path: Path) -> None:
 
 
 def test_the_provider_takes_its_capacity_and_turns_the_rest_away() -> None:
-    provider = engine.SimulatedProvider(Scenario(outage=0.0, capacity=10.0))
-    sent = sum(provider.call(i / 100) is CallResult.SENT for i in range(1000))
+    provider = SimulatedProvider(Scenario(outage=0.0, capacity=10.0))
+    sent = sum(provider.call(i / 100) is Reply.ANSWERED for i in range(1000))
     assert 100 <= sent <= 111
 
 
@@ -220,6 +213,6 @@ def test_a_provider_without_recall_keeps_the_policy() -> None:
     result = played(scenario)
     assert result.drain < 300
     assert (
-        result.count_calls(CallResult.WASTED)
-        < played(scenario, "full-jitter").count_calls(CallResult.WASTED) / 10
+        result.count_calls(Reply.FAILED)
+        < played(scenario, "full-jitter").count_calls(Reply.FAILED) / 10
     )
