@@ -10,13 +10,13 @@ in a second line of the same kind: the times at which hidden messages return, ju
 slots. So they return one by one, whichever worker receives them. No slot is kept for a hidden
 message, because SQS may show it late, or to another worker.
 
-Two numbers, :class:`Times`, are the whole state. Where a fleet shares them they are in the store;
-``provider.fleet`` has the same arithmetic for Redis. Pure: times are passed in.
+Two numbers, :class:`Times`, are the whole state. Where a fleet shares them they are in the store:
+``provider.fleet``. Pure: times are passed in.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..retry.decision import Reply
@@ -42,51 +42,45 @@ RETURN_SHARE = 0.97
 LATEST_SECONDS = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Times:
     """When the next slot is free, and when the next hidden message returns. Seconds."""
 
     free_at: float = 0.0
     back_at: float = 0.0
 
+    def take_slots(self, most: int, now: float, rate: float) -> list[float]:
+        """Take up to ``most`` slots, none further away than ``AHEAD_SECONDS``.
 
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """The slots and times of return for one worker.
+        Arguments:
+            most: how many are wanted.
+            now: seconds of the same clock.
+            rate: slots a second.
+        """
+        taken = list[float]()
+        self.free_at = max(self.free_at, now)
+        while len(taken) < most and self.free_at <= now + AHEAD_SECONDS:
+            taken.append(self.free_at)
+            self.free_at += 1 / rate
+        return taken
 
-    Attributes:
-        slots: up to as many as it has asked for, none further away than ``AHEAD_SECONDS``.
-        returns: when to show messages that it hides: up to as many as it has asked for.
-        times: the state for the next call of :func:`assign`.
-    """
+    def take_returns(self, holds: Sequence[float], now: float, rate: float) -> list[float | None]:
+        """Return when to show each message that is hidden.
 
-    slots: list[float]
-    returns: list[float]
-    times: Times
+        ``None``: the time is too far for the message, and is left to another one.
 
-
-def assign(
-    times: Times, now: float, *, slots: int, returns: int, rate: float, within: float = math.inf
-) -> Assigned:
-    """Assign slots to messages, and times of return to others.
-
-    Arguments:
-        times: as returned last time.
-        now: seconds of the same clock.
-        slots, returns: how many are wanted.
-        rate: slots a second.
-        within: the most seconds until a time of return, because the messages cannot be hidden for
-            longer. Default: no limit.
-    """
-    free_at, taken = max(times.free_at, now), list[float]()
-    while len(taken) < slots and free_at <= now + AHEAD_SECONDS:
-        taken.append(free_at)
-        free_at += 1 / rate
-    back_at, back = max(times.back_at, free_at), list[float]()
-    while len(back) < returns and back_at <= now + within:
-        back.append(back_at)
-        back_at += 1 / (rate * RETURN_SHARE)
-    return Assigned(taken, back, Times(free_at, back_at))
+        Arguments:
+            holds: for each message, the most seconds that it may be hidden.
+            now, rate: as above.
+        """
+        taken = list[float | None]()
+        self.back_at = max(self.back_at, self.free_at, now)
+        for hold in holds:
+            is_near = self.back_at <= now + hold
+            taken.append(self.back_at if is_near else None)
+            if is_near:
+                self.back_at += 1 / (rate * RETURN_SHARE)
+        return taken
 
 
 class RecoveryRate:

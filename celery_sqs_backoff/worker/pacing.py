@@ -12,16 +12,15 @@ from __future__ import annotations
 import math
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import zip_longest
 from typing import Final
 
 from celery.utils.log import get_logger
 
-from ..provider.fleet import LONGEST_RETURN_SECONDS, FleetSlots, Taken, present_seconds
+from ..provider.fleet import FleetSlots, Taken, present_seconds
 from ..provider.gate import ProviderGate
-from ..provider.rate import AHEAD_SECONDS, HEADROOM, LATEST_SECONDS, Times, assign
+from ..provider.rate import AHEAD_SECONDS, HEADROOM, LATEST_SECONDS, Times
 from ..text import BUG_CALLS, error_site, printable
 from ..threads import start_daemon
 from .lease import Lease
@@ -49,6 +48,9 @@ _OUTSTANDING_SECONDS: Final = 1.0
 
 #: Pause before the next search for hidden messages if one has failed.
 _AFTER_FAULT_SECONDS: Final = 1.0
+
+#: A message is hidden for this time at most. SQS hides it for at most 12 hours after its receive.
+_LONGEST_RETURN_SECONDS: Final = 11 * 3600.0
 
 #: The number of workers to assume if the store's last count is old. The store counts only workers
 #: that take slots, so its last answer to a worker that was idle may be too low.
@@ -90,7 +92,7 @@ class Pace:
         self.fleet = fleet
         self._gate, self._hide, self._rng = gate, hide, rng
         #: For each message: its start, and the most seconds to wait here and to be hidden.
-        self._line: dict[Lease, tuple[Callable[[], object], float, float]] = {}
+        self.line: dict[Lease, tuple[Callable[[], object], float, float]] = {}
         #: Messages to hide that have no time of return yet, each with the most seconds to be
         #: hidden. Then the calls that hide the other messages.
         self._to_hide: dict[Lease, float] = {}
@@ -100,25 +102,12 @@ class Pace:
         self._last_slot = -math.inf
         self._workers, self._told_at = _WORKERS_UNKNOWN, -math.inf
         self._times = Times()
-        self._store_ahead: float | None = None
         #: The slots are this worker's own until this time. Infinity: until the store answers.
         self._apart_until = -math.inf
         self._ask_at = -math.inf
 
     def __len__(self) -> int:
-        return len(self._line) + len(self._to_hide) + len(self._hiding)
-
-    def join(
-        self, lease: Lease, start: Callable[[], object], longest: float, hold: float = math.inf
-    ) -> None:
-        """Add a message that waits only for its turn.
-
-        Arguments:
-            start: called in the pacer's thread when its turn has come. Must not block.
-            longest: most seconds that it may wait here. If its turn is later, it is hidden.
-            hold: the most seconds that it may be hidden.
-        """
-        self._line[lease] = start, longest, min(hold, LONGEST_RETURN_SECONDS)
+        return len(self.line) + len(self._to_hide) + len(self._hiding)
 
     @property
     def is_idle(self) -> bool:
@@ -147,99 +136,78 @@ class Pace:
 
     # Slots are given
 
-    def find_wanted(self, now: float) -> tuple[int, list[Lease]]:
-        """Return how many slots the line needs now, and the messages that need a time of return."""
+    def find_wanted(self, now: float) -> tuple[int, dict[Lease, float]]:
+        """Return how many slots the line needs now, and the messages that need a time of return.
+
+        Each message has the most seconds that it may be hidden.
+        """
         if now >= self._apart_until > -math.inf:  # all workers take the fleet's slots again
             self._apart_until = -math.inf
             self._slots.clear()
-        for lease in [each for each in self._line if each.is_settled()]:
-            del self._line[lease]
+        for lease in [each for each in self.line if each.is_settled()]:
+            del self.line[lease]
         if not self.has_rate:
-            return 0, []
+            return 0, {}
         self._outstanding = [
             lease for lease in self._outstanding if lease.has_turn and not lease.is_settled()
         ]
         wait = max(0.0, self._times.free_at - now)
-        for lease, (_, longest, hold) in list(self._line.items())[len(self._slots) :]:
+        for lease, (_, longest, hold) in list(self.line.items())[len(self._slots) :]:
             if wait > longest:
-                del self._line[lease]
+                del self.line[lease]
                 self._to_hide[lease] = hold
             else:
                 wait += 1 / self._rate
         is_near = self._times.free_at <= now + AHEAD_SECONDS
-        lacking = min(len(self._line), self._room) - len(self._slots) if is_near else 0
-        return max(0, lacking), list(self._to_hide)
+        lacking = min(len(self.line), self._room) - len(self._slots) if is_near else 0
+        return max(0, lacking), dict(self._to_hide)
 
     def asks_store(self, now: float) -> bool:
         """Give slots of this worker's own, or return whether to ask the store for some."""
         slots, hide = self.find_wanted(now)
         is_apart = self.fleet is None or now < self._apart_until
         if is_apart and (slots or hide):
-            own = assign(
-                self._times,
-                now,
-                slots=slots,
-                returns=len(hide),
-                rate=self._share,
-                within=self.return_within,
+            own = self._times.take_slots(slots, now, self._share)
+            self._slots = sorted([*self._slots, *own])
+            self._give_returns(
+                hide, self._times.take_returns([*hide.values()], now, self._share), now
             )
-            self._times = own.times
-            self._slots = sorted([*self._slots, *own.slots])
-            self._give_returns(hide, own.returns, now)
         is_asked = self.is_away if is_apart else bool(slots or hide)
         return is_asked and now >= self._ask_at
 
-    def give_shared(self, hide: list[Lease], taken: Taken, asked_at: float, now: float) -> None:
+    def give_shared(self, hide: Iterable[Lease], taken: Taken, now: float) -> None:
         """Give slots of the fleet.
 
         Messages use late slots one by one. Used together, with the slots of other workers, they
         would exceed the agreed rate.
         """
-        ahead = self._find_store_ahead(taken.now, asked_at, now)
-        for slot in taken.assigned.slots:
-            self._last_slot = max(slot - ahead, now, self._last_slot + 1 / self._rate)
+        for slot in taken.slots:
+            self._last_slot = max(slot, now, self._last_slot + 1 / self._rate)
             self._slots.append(self._last_slot)
-        self._give_returns(hide, [at - ahead for at in taken.assigned.returns], now)
-        apart_until, times = taken.apart_until - ahead, taken.assigned.times
+        self._give_returns(hide, taken.returns, now)
         if self.is_away:
             name = printable(self._name)
             logger.info("sqs_backoff.rate_shared_again: %s: the store answers", name)
-        elif now < apart_until:
+        elif now < taken.apart_until:
             self._begin_own(now)
         else:
-            self._times = Times(times.free_at - ahead, times.back_at - ahead)
-            self._workers, self._told_at = taken.workers, now
+            self._times, self._workers, self._told_at = taken.times, taken.workers, now
             self._ask_at = now + _ASK_SECONDS
             return
-        self._apart_until = apart_until
+        self._apart_until = taken.apart_until
         self._workers = max(self._workers, taken.workers)  # some have not asked since its return
 
-    @property
-    def return_within(self) -> float:
-        """The most seconds that each of the messages may be hidden."""
-        return min(self._to_hide.values(), default=LONGEST_RETURN_SECONDS)
-
-    def _give_returns(self, hide: list[Lease], returns: list[float], now: float) -> None:
+    def _give_returns(
+        self, hide: Iterable[Lease], returns: Iterable[float | None], now: float
+    ) -> None:
         """Hide messages until their times of return.
 
-        If the fleet has more messages than times of return, some messages get no time. They come
-        back at a random time and join the line again.
+        A message whose time would be too far comes back at a random time and joins the line again.
         """
-        for lease, at in zip_longest(hide, returns):
+        for lease, at in zip(hide, returns, strict=True):
             if (hold := self._to_hide.pop(lease, None)) is not None:
                 at = now + self._rng.uniform(0.5, 1.0) * hold if at is None else at
                 self._hiding.append(partial(self._hide, lease, at))
-
-    def _find_store_ahead(self, there: float, asked_at: float, now: float) -> float:
-        """Return by how much the store's clock is ahead of this worker's.
-
-        The store reads its clock between the request and the response, which may be far apart on a
-        busy machine. So an earlier estimate is kept as long as the new response allows it.
-        """
-        least, most = there - now, there - asked_at
-        ahead = (least + most) / 2 if self._store_ahead is None else self._store_ahead
-        self._store_ahead = min(max(ahead, least), most)
-        return self._store_ahead
 
     def note_away(self, why: str, asked_at: float, now: float) -> None:
         """Go on with this worker's own slots, because the store does not answer."""
@@ -269,17 +237,17 @@ class Pace:
         """Take out the messages that start now, or are hidden, and return the calls to make."""
         actions, self._hiding = self._hiding, []
         self._slots = [slot for slot in self._slots if slot >= now - LATEST_SECONDS]
-        ready = len(self._line)
+        ready = len(self.line)
         if self.has_rate:
             ready = min(ready, sum(slot <= now for slot in self._slots))
-        for lease in list(self._line)[: self._gate.turns(ready, now) if ready else 0]:
-            start = self._line.pop(lease)[0]
+        for lease in list(self.line)[: self._gate.turns(ready, now) if ready else 0]:
+            start = self.line.pop(lease)[0]
             lease.has_turn = True
             if self.has_rate:
                 self._slots.pop(0)
                 self._outstanding.append(lease)
             actions.append(start)
-        if not self._line:
+        if not self.line:
             self._slots.clear()
         return actions
 
@@ -320,11 +288,17 @@ class Pacer:
         lease: Lease,
         start: Callable[[], object],
         longest: float,
-        hold: float = math.inf,
+        hold: float,
     ) -> None:
-        """Put a message in line: see :meth:`Pace.join`. Does not block."""
+        """Put a message in line that waits only for its turn. Does not block.
+
+        Arguments:
+            start: called in the pacer's thread when its turn has come. Must not block.
+            longest: most seconds that it may wait here. If its turn is later, it is hidden.
+            hold: the most seconds that it may be hidden.
+        """
         with self._lock:
-            pace.join(lease, start, longest, hold)
+            pace.line[lease] = start, longest, min(hold, _LONGEST_RETURN_SECONDS)
             self._busy[pace] = None
             self._start_threads()
             self._changed.notify()
@@ -425,11 +399,10 @@ class Pacer:
         assert pace.fleet is not None
         with self._lock:
             asked_at, is_back = self._clock(), pace.is_away
-            slots, hide = (0, []) if is_back else pace.find_wanted(asked_at)
-            within = pace.return_within
+            slots, hide = (0, {}) if is_back else pace.find_wanted(asked_at)
         taken, why = None, "a late answer"
         try:
-            taken = pace.fleet.take(slots, len(hide), within=within, is_back=is_back)
+            taken = pace.fleet.take(slots, [*hide.values()], is_back=is_back)
         except Exception as exc:  # noqa: BLE001  # a client of any library: messages must not wait for it
             why = type(exc).__name__
         with self._lock:
@@ -438,5 +411,5 @@ class Pacer:
             if taken is None or is_late:  # late: the next may be late, too
                 pace.note_away(why, since, now)
             else:
-                pace.give_shared(hide, taken, asked_at, now)
+                pace.give_shared(hide, taken, now)
             self._changed.notify()

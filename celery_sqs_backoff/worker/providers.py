@@ -345,7 +345,9 @@ class Gates:
             records = records_of(self._app)
         except ImproperlyConfigured:  # logged at the start
             return None
-        return FleetSlots(records, name, rate=rate * HEADROOM, worker=self._worker)
+        return FleetSlots(
+            records, name, rate=rate * HEADROOM, worker=self._worker, clock=self.clock
+        )
 
     def _make_room(self, name: str) -> bool:
         """Return whether there is room for a tenant, and forget an idle one if that is needed.

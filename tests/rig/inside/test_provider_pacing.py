@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from celery_sqs_backoff.provider.fleet import Taken
 from celery_sqs_backoff.provider.gate import ProviderGate
-from celery_sqs_backoff.provider.rate import HEADROOM, Times, assign
+from celery_sqs_backoff.provider.rate import HEADROOM, Times
 from celery_sqs_backoff.worker import pacing
 from celery_sqs_backoff.worker.pacing import Pace, Pacer
 from tests.support.processes import eventually
@@ -29,21 +30,21 @@ class Waiting:
 
 
 class Store:
-    """A store that hands out slots, by a clock of its own. A call takes its time."""
+    """A store that hands out slots. A call takes its time."""
 
     there = back = 0.0
 
     def __init__(self, scene: Scene) -> None:
         self.scene, self.times, self.calls = scene, Times(), 0
 
-    def take(self, slots: int, returns: int, *, within: float, is_back: bool = False) -> Taken:
+    def take(self, slots: int, holds: list[float], *, is_back: bool = False) -> Taken:
         self.calls += 1
         self.scene.now += self.there
-        now = self.scene.now + 1e9
-        assigned = assign(self.times, now, slots=slots, returns=returns, rate=10.0)
-        self.times = assigned.times
+        now = self.scene.now
+        taken = self.times.take_slots(slots, now, 10.0)
         self.scene.now += self.back
-        return Taken(assigned, 1, now, now + 1.0 if is_back else 0.0)
+        returns = self.times.take_returns(holds, now, 10.0)
+        return Taken(taken, returns, replace(self.times), now + 1.0 if is_back else 0.0, 1)
 
 
 class Scene:
@@ -68,7 +69,7 @@ class Scene:
             lease.has_turn = False  # its task begins
             self.began.append(self.now)
 
-        self.pacer.join(pace, lease, start, 100.0)
+        self.pacer.join(pace, lease, start, 100.0, 1e9)
 
     def step(self, seconds: float = 0.0) -> None:
         self.now += seconds
@@ -88,7 +89,7 @@ def make_pace(rate: float | None, store: Any = None) -> Pace:
 
 def join(pacer: Pacer, pace: Pace, start: Callable[[], object]) -> None:
     lease: Any = Waiting()
-    pacer.join(pace, lease, start, 1e99)
+    pacer.join(pace, lease, start, 1e99, 1e99)
 
 
 @pytest.mark.parametrize("way", ["there", "back"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from celery_sqs_backoff.provider.rate import AHEAD_SECONDS, RETURN_SHARE, Times, assign
+from celery_sqs_backoff.provider.rate import AHEAD_SECONDS, RETURN_SHARE, Times
 from tests.support.cases import cases
 
 APART = 1 / (10 * RETURN_SHARE)
@@ -19,20 +19,22 @@ APART = 1 / (10 * RETURN_SHARE)
         "back after the others": (Times(5.0, 9.0), 5.0, 0, 2, ([], [9.0, 9.0 + APART]), 5.0),
     },
 )
-def test_assign(times, now, slots, returns, expected, free_at):
-    assigned = assign(times, now, slots=slots, returns=returns, rate=10.0)
-    assert (assigned.slots, assigned.returns) == (
-        pytest.approx(expected[0]),
-        pytest.approx(expected[1]),
-    )
-    assert assigned.times.free_at == pytest.approx(free_at)
+def test_take(times, now, slots, returns, expected, free_at):
+    assert times.take_slots(slots, now, 10.0) == pytest.approx(expected[0])
+    assert times.take_returns([99.0] * returns, now, 10.0) == pytest.approx(expected[1])
+    assert times.free_at == pytest.approx(free_at)
 
 
 def test_return_too_far() -> None:
     """A time of return that is too far for a message is left to another one."""
-    assigned = assign(Times(5.0, 9.0), 5.0, slots=0, returns=9, rate=10.0, within=4.2)
-    assert assigned.returns == pytest.approx([9.0, 9.0 + APART])
-    assert assigned.times.back_at == pytest.approx(9.0 + 2 * APART)
+    times = Times(5.0, 9.0)
+    assert times.take_returns([4.2, 3.9, 4.2, 4.2], 5.0, 10.0) == [
+        pytest.approx(9.0),
+        None,
+        pytest.approx(9.0 + APART),
+        None,
+    ]
+    assert times.back_at == pytest.approx(9.0 + 2 * APART)
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.5, 20.0, 1000.0])
@@ -40,8 +42,6 @@ def test_rate_holds(rate):
     """However often workers ask, slots are one over the rate apart, and none is lost."""
     times, now, taken = Times(), 0.0, list[float]()
     while len(taken) < 200:
-        assigned = assign(times, now, slots=7, returns=0, rate=rate)
-        times = assigned.times
-        taken += assigned.slots
+        taken += times.take_slots(7, now, rate)
         now = max(now, times.free_at - AHEAD_SECONDS)
     assert taken == pytest.approx([number / rate for number in range(len(taken))])
