@@ -33,7 +33,7 @@ _MOST_NAMES: Final = 5
         celery -A proj sqs-doctor
         celery -A proj sqs-doctor -Q mails,bulk
         celery -A proj sqs-doctor --explain W010
-        celery -A proj sqs-doctor --ignore 'I014=our bodies are small' --format json
+        celery -A proj sqs-doctor --ignore 'W015=we batch' --format json
         celery -A proj sqs-doctor --offline
     """,
 )
@@ -114,7 +114,7 @@ def _parse_ignored(text: str) -> str:
     rule, colon, subject = what.partition(":")
     if not reason.strip():
         raise click.BadParameter(
-            f"{text!r} gives no reason: expected 'ID=REASON', for example 'I014=bodies are small'",
+            f"{text!r} gives no reason: expected 'ID=REASON', for example 'W015=we batch'",
             param_hint="--ignore",
         )
     return f"{_rule(rule, '--ignore').id}{colon}{subject}"

@@ -162,8 +162,6 @@ class AppFacts:
     #: Why the store may drop records before their end; ``None`` = no such setting was found.
     store_eviction: str | None = None
     default_queue: str = "celery"
-    concurrency: int | None = None
-    prefetch_multiplier: int = 4
     events: bool = False
 
 

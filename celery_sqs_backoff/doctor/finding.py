@@ -93,9 +93,7 @@ class Rule:
 #: https://registry.terraform.io/providers/hashicorp/aws/latest/docs/resources/sqs_queue
 _TERRAFORM = {
     "DelaySeconds": "delay_seconds",
-    "MaximumMessageSize": "max_message_size",
     "MessageRetentionPeriod": "message_retention_seconds",
-    "RedriveAllowPolicy": "redrive_allow_policy",
     "RedrivePolicy": "redrive_policy",
     "VisibilityTimeout": "visibility_timeout_seconds",
 }

@@ -133,9 +133,6 @@ def facts_of_app(app: Any, *, live: bool = False) -> AppFacts:
         tasks=tuple(_tasks(app)),
         has_store=isinstance(own, Mapping) and own.get("store") is not None,
         default_queue=conf.task_default_queue,
-        # From Celery 5.7 on, the setting may also be "auto".
-        concurrency=c if isinstance(c := conf.worker_concurrency, int) else None,
-        prefetch_multiplier=int(conf.worker_prefetch_multiplier),
         events=bool(conf.worker_send_task_events),
         **_facts_of_store(app, live=live),
     )

@@ -6,14 +6,13 @@ If a rule is removed, its ID is not used again.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Final, TypeAlias
 
 from ..retry.policies import FullJitter
 from ..sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
-from ..sqs.limits import MAX_MAX_RECEIVE_COUNT, MAX_MESSAGE_BYTES
+from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
 from ..sqs.queues import queue_name
 from ..units import in_words
 from .facts import ProjectFacts, QueueFacts, TaskFacts
@@ -29,17 +28,6 @@ _FOURTEEN_DAYS_SECONDS: Final = 1_209_600
 
 #: An attribute of each dead-letter queue that a suggested command creates.
 _KEPT: Final = f"MessageRetentionPeriod={_FOURTEEN_DAYS_SECONDS}"
-
-#: Queues that a RedriveAllowPolicy may name.
-#: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SetQueueAttributes.html
-_MOST_SOURCES: Final = 10
-
-#: The doctor warns if a worker may prefetch more messages than this.
-_MUCH_PREFETCH: Final = 1_000
-
-#: Largest number of characters in the name of an IAM policy.
-#: https://docs.aws.amazon.com/IAM/latest/APIReference/API_PutRolePolicy.html
-_MOST_POLICY_NAME: Final = 128
 
 #: Exception classes that cover errors before and after the work was done.
 _BROAD: Final = frozenset(
@@ -132,26 +120,6 @@ def _visibility_timeout_long(queue: QueueFacts, facts: ProjectFacts) -> _QueueRe
     )
 
 
-@_rule("I014")
-def _small_messages(facts: ProjectFacts) -> Iterator[Report]:
-    """The queue refuses messages that SQS could accept.
-
-    Queues made before August 2025 keep their limit of 256 KiB.
-    https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-messages.html
-    """
-    for queue in facts.consumed:
-        for one in (queue, *([queue.dlq] if queue.dlq else [])):
-            size = one.number("MaximumMessageSize")
-            if size is not None and size < MAX_MESSAGE_BYTES:
-                yield (
-                    one.name,
-                    f"MaximumMessageSize is {size}; SQS allows {MAX_MESSAGE_BYTES}",
-                    "SQS refuses a larger message when it is sent. A dead letter loses its"
-                    " traceback if its record does not fit.",
-                    set_attribute(one, "MaximumMessageSize", MAX_MESSAGE_BYTES),
-                )
-
-
 @_queue_rule("W015")
 def _delay(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The queue delays every message.
@@ -231,24 +199,14 @@ def _not_allowed(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
         return None
     policy = dlq.redrive_allow_policy
     permission = policy.get("redrivePermission", "allowAll")
-    allowed = found if isinstance(found := policy.get("sourceQueueArns"), list) else []
+    allowed = policy.get("sourceQueueArns", [])
     if permission == "denyAll" or (permission == "byQueue" and queue.arn not in allowed):
-        # The fix replaces the policy, so it must name all queues that share the dead-letter queue.
-        others = [one for one in facts.consumed if one.dlq and one.dlq.url == dlq.url]
-        sharing = {one.arn or "" for one in others}
         return (
             f"RedriveAllowPolicy of {dlq.name} is {permission!r} and does not name {queue.arn}",
             "SQS moves no message from this queue to its dead-letter queue.",
-            _allow(dlq, [*allowed, *sorted(arn for arn in sharing if arn not in allowed)]),
+            Fix(text=f"Name {queue.arn} in its sourceQueueArns, or allow all queues."),
         )
     return None
-
-
-def _allow(dlq: QueueFacts, sources: list[object]) -> Fix:
-    policy: dict[str, object] = {"redrivePermission": "allowAll"}
-    if len(sources) <= _MOST_SOURCES:
-        policy = {"redrivePermission": "byQueue", "sourceQueueArns": sources}
-    return set_attribute(dlq, "RedriveAllowPolicy", policy)
 
 
 @_queue_rule("W007")
@@ -517,7 +475,7 @@ def _lacks_permission(facts: ProjectFacts) -> Iterator[Report]:
                     one.name,
                     f"SQS denies {actions} to the identity that ran the doctor",
                     _consequence(one),
-                    Fix(aws=_statement(one, arn), text="Workers may run as another identity."),
+                    Fix(text=f"If workers run as this identity, allow them on {arn or one.name}."),
                 )
 
 
@@ -531,22 +489,6 @@ def _consequence(queue: QueueFacts) -> str:
     if "sqs:DeleteMessage" in queue.denied:
         return "Every task runs again and again, until maxReceiveCount ends it."
     return "Workers cannot read the settings of the queue, or cannot receive."
-
-
-def _statement(queue: QueueFacts, arn: str | None) -> str:
-    statement = {
-        "Effect": "Allow",
-        "Action": list(queue.denied),
-        "Resource": arn or f"ARN of {queue.name}",
-    }
-    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
-    # Use a unique name, because put-role-policy replaces a policy of the same name.
-    actions = (action.partition(":")[2] for action in queue.denied)
-    name = "-".join([queue_name(queue.url), *actions])[:_MOST_POLICY_NAME]
-    return (
-        f"aws iam put-role-policy --role-name WORKER_ROLE --policy-name {name}"
-        f" --policy-document '{policy}'"
-    )
 
 
 @_rule("W019", is_live=False)
@@ -609,25 +551,6 @@ def _exchanges(facts: ProjectFacts) -> Iterator[Report]:
                 "Messages that are sent by this route are lost, and the sender gets no error.",
                 Fix(text="Name a queue in the route, and no exchange."),
             )
-
-
-@_rule("W022", is_live=False)
-def _prefetch(facts: ProjectFacts) -> Iterator[Report]:
-    """A worker prefetches too much.
-
-    Prefetched messages wait in this worker, while other workers may be idle.
-    """
-    multiplier, processes = facts.app.prefetch_multiplier, facts.app.concurrency or 0
-    if facts.covered and (multiplier == 0 or multiplier * processes > _MUCH_PREFETCH):
-        most = f"{multiplier} x concurrency {processes} = {multiplier * processes} messages"
-        yield (
-            "worker_prefetch_multiplier",
-            f"worker_prefetch_multiplier is {most if multiplier else '0: no limit'}; expected at"
-            f" most {_MUCH_PREFETCH} messages per worker",
-            "One worker holds messages that others could run, and a deploy costs each of them one"
-            " receive.",
-            Fix(text="Set worker_prefetch_multiplier = 4, or 1 for long tasks."),
-        )
 
 
 @_rule("W029", is_live=False)

@@ -27,9 +27,6 @@ from tests.support.servers import server_name
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
 
-#: The servers know SQS's older limit alone, 256 KiB.
-IGNORED = ("I014",)
-
 FOURTEEN_DAYS = "1209600"
 
 
@@ -127,7 +124,7 @@ def diagnose(app: Celery) -> dict[str, list[str]]:
     """The rules that found something, by subject."""
     found: dict[str, list[str]] = defaultdict(list)
     finding: Finding
-    for finding in examine(look(app), ignore=IGNORED):
+    for finding in examine(look(app)):
         found[finding.subject].append(finding.id)
     return dict(found)
 
@@ -160,7 +157,7 @@ def test_a_worker_that_may_not_send_its_dead_letters_is_found(app, sqs, proxy):
     made = Made(sqs, queue_name("denied"))
     consume(app, proxy.endpoint, [made])
     proxy.inject(http_error(403, "AccessDenied", actions=["SendMessageBatch"]))
-    [finding] = examine(look(app), ignore=IGNORED)
+    [finding] = examine(look(app))
     assert (finding.id, finding.subject) == ("E027", made.dlq_url.rpartition("/")[2])
     assert "sqs:SendMessage" in finding.evidence
     assert "never becomes a dead letter" in finding.consequence
@@ -178,5 +175,5 @@ def test_the_policy_of_a_worker_in_the_docs_is_no_error(app, sqs, sqs_endpoint, 
         return read(calls, *names)
 
     monkeypatch.setattr(Calls, "attributes", attributes)
-    [finding] = examine(look(app), ignore=IGNORED)
+    [finding] = examine(look(app))
     assert (finding.id, finding.severity) == ("I033", Severity.INFO)

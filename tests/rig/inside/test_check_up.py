@@ -48,7 +48,6 @@ def queue(url: str = URL, **attributes: str) -> Queue:
             found = {
                 "QueueArn": "arn:aws:sqs:eu-central-1:1:mails",
                 "VisibilityTimeout": "30",
-                "MaximumMessageSize": "1048576",
                 "RedrivePolicy": redrive("arn:aws:sqs:eu-central-1:1:mails-dlq"),
             }
             return {"Attributes": {**found, **attributes}}
@@ -137,10 +136,10 @@ def test_bug(
 def test_severity(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     """A finding is logged by its severity."""
     caplog.set_level(logging.INFO)
-    start_check_up(app, [("mails", queue(DelaySeconds="60", MaximumMessageSize="1024"))])
+    start_check_up(app, [("mails", queue(DelaySeconds="60", VisibilityTimeout="0"))])
     eventually(lambda: len(caplog.records) == 2)
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    assert caplog.records[0].getMessage().startswith("sqs_backoff.finding: W015 mails")
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert caplog.records[1].getMessage().startswith("sqs_backoff.finding: W015 mails")
 
 
 def test_no_thread_left(
