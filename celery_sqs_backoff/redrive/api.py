@@ -87,8 +87,8 @@ def redrive(
     checked = RedriveOptions(**options)
     if checked.restore is not None and to is not None:
         raise ValueError("restore takes no to: it puts messages back on their dead-letter queue")
-    with open_route(app, source, checked, to=to) as (route, resolved), ExitStack() as stack:
-        key, path, archive = str(route.source.arn), resolved.journal, resolved.restore
+    with open_route(app, source, checked, to=to) as route, ExitStack() as stack:
+        key, path, archive = str(route.source.arn), checked.journal, checked.restore
         if archive is not None:
             path = path or archive.with_name(f"{archive.name}.restored")
             key = f"restore to {key}"
@@ -99,11 +99,11 @@ def redrive(
             journal = stack.enter_context(Journal(path, source=key))
         settings: dict[str, Any] = {"journal": journal, "on_event": on_event, "stop": stop}
         if archive is not None:
-            return Restore(route, resolved, archive=archive, **settings)()
+            return Restore(route, checked, archive=archive, **settings)()
         copy = None
-        if resolved.dump is not None:
-            copy = stack.enter_context(Archive(resolved.dump, source=str(route.source.arn)))
-        return RedriveRun(route, resolved, archive=copy, **settings)()
+        if checked.dump is not None:
+            copy = stack.enter_context(Archive(checked.dump, source=str(route.source.arn)))
+        return RedriveRun(route, checked, archive=copy, **settings)()
 
 
 def journal_path(path: Path, source: Endpoint) -> Path:

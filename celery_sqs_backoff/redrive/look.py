@@ -173,14 +173,14 @@ def peek(
         ValueError: an option is invalid.
     """
     checked = RedriveOptions(**options)
-    with open_route(app, source, checked, to=to) as (route, resolved), ExitStack() as stack:
+    with open_route(app, source, checked, to=to) as route, ExitStack() as stack:
         write = None
         if copy is not None:
             archive = Archive(Path(copy), source=str(route.source.arn))
             write = stack.enter_context(archive).write
         if on_start is not None:
             on_start()
-        return look_through(route, resolved, sample, copy=write, raw=raw, stop=stop, now=now)
+        return look_through(route, checked, sample, copy=write, raw=raw, stop=stop, now=now)
 
 
 def look_through(

@@ -32,7 +32,7 @@ class RedriveOptions:
         task: glob on the task's name.
         reason: glob on the reason of the dead-letter record.
         outcome: ``"RETRYABLE"``, ``"NOT_PROCESSED"`` or ``"UNKNOWN"``, by the record.
-        origin: name (in SQS) or ARN of the queue that the message came from.
+        origin: name (in SQS), URL or ARN of the queue that the message came from.
         error: glob on ``"type: message"`` of the exception in the record.
         older, newer: seconds, timedelta or text such as ``"36h"``. They compare with the age of the
             message since it was first sent.
@@ -108,7 +108,7 @@ class RedriveOptions:
             and (self.older is None or (age is not None and age > self.older))
             and (self.newer is None or (age is not None and age < self.newer))
             and (self.outcome is None or message.outcome == self.outcome)
-            and (self.origin is None or self.origin in (origin, queue_name(origin or "")))
+            and (self.origin is None or queue_name(self.origin) == queue_name(origin or ""))
             and _matches(self.task, message.task)
             and _matches(self.reason, message.reason)
             and _matches(self.error, message.error)

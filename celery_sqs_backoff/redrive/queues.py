@@ -9,20 +9,18 @@ dead-letter queue must not reach other queues through it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from kombu.exceptions import OperationalError
-
 from ..sqs.arns import QueueArn, is_queue_name, region_of
 from ..sqs.calls import Calls, Results
 from ..sqs.errors import Failure, Kind, Operation, failure_of
 from ..sqs.find_queue import QueueFinder, connection_to_look
-from ..sqs.queues import queue_name, read_redrive_policy
+from ..sqs.queues import queue_name, read_redrive_policy, sibling_url
 from .errors import RedriveError, RedriveRefused, RedriveUnreachable, unreachable
 from .halt import TRIES, draw_pause
 from .message import DlqMessage
@@ -44,18 +42,27 @@ _SILENCE = ("ConnectTimeoutError", "ReadTimeoutError")
 T = TypeVar("T")
 
 
-def try_again(call: Callable[[], T | Failure]) -> T | Failure:
-    """Make a call that only reads, and try again after a transient failure.
+def ask(what: str, call: Callable[[], T | Failure]) -> T:
+    """Make a call that only reads, try again after a transient failure, and return its result.
 
     There are at most six tries, and no new try after 15 seconds.
+
+    Arguments:
+        what: names the call in an error, such as ``"Cannot list the queues"``.
+
+    Raises:
+        RedriveRefused: the queue does not exist.
+        RedriveUnreachable: SQS does not answer, or denies the call.
     """
-    until = monotonic() + _PATIENCE_SECONDS
-    for attempt in range(1, TRIES):
-        found = call()
-        if not isinstance(found, Failure) or not found.is_transient or monotonic() > until:
-            return found
+    until, attempt = monotonic() + _PATIENCE_SECONDS, 1
+    while isinstance(found := call(), Failure):
+        if found.kind is Kind.NO_QUEUE:
+            raise RedriveRefused(f"{what}: there is no such queue")
+        if attempt == TRIES or not found.is_transient or monotonic() > until:
+            raise unreachable(what, found)
         sleep(draw_pause(attempt))
-    return call()
+        attempt += 1
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,9 +103,7 @@ class Endpoint:
             RedriveRefused: the queue does not exist.
             RedriveUnreachable: SQS does not answer, or denies the call.
         """
-        found = try_again(self.calls.attributes)
-        if isinstance(found, Failure):
-            raise _error(f"Cannot read the attributes of queue {self.name}", found)
+        found = ask(f"Cannot read the attributes of queue {self.name}", self.calls.attributes)
         stem, kinds = "ApproximateNumberOfMessages", ("", "NotVisible", "Delayed")
         return sum(int(found.get(stem + kind, 0)) for kind in kinds)
 
@@ -186,11 +191,10 @@ def _show(origin: str) -> str:
 @contextmanager
 def open_route(
     app: Celery, source: str, options: RedriveOptions, *, to: str | None
-) -> Iterator[tuple[Route, RedriveOptions]]:
-    """Connect as the app does, and find the queues that the arguments name.
+) -> Iterator[Route]:
+    """Connect as the app does, and yield the queues that the arguments name.
 
-    Yields the route, and the options with ``origin`` as the queue's name in SQS. For the arguments
-    see :func:`celery_sqs_backoff.redrive`.
+    For the arguments see :func:`celery_sqs_backoff.redrive`.
 
     Raises:
         RedriveRefused: the queue does not exist, or cannot be redriven.
@@ -207,19 +211,13 @@ def open_route(
             try:
                 return connection.channel()
             except Exception as exc:  # noqa: BLE001  # any exception is a result
-                cause = exc.__cause__ if isinstance(exc, OperationalError) else None
-                return failure_of(cause or exc, Operation.GET_URL)
+                return failure_of(exc.__cause__ or exc, Operation.GET_URL)
 
-        channel = try_again(connect)
-        if isinstance(channel, Failure):
-            raise _error("Cannot connect to SQS", channel)
-        queues = QueueFinder(channel)
+        queues = QueueFinder(ask("Cannot connect to SQS", connect))
         route = find_route(queues, source, to=to, force=options.force)
         if options.spread and route.source.is_fifo:
             raise RedriveRefused("spread: SQS takes no delay for a message on a FIFO queue.")
-        if (origin := options.origin) is not None:
-            options = replace(options, origin=_origin_in_sqs(queues, origin, route.sources))
-        yield route, options
+        yield route
 
 
 def find_route(queues: QueueFinder, source: str, *, to: str | None, force: bool) -> Route:
@@ -270,16 +268,16 @@ def _sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
         pages = client.get_paginator("list_dead_letter_source_queues").paginate(QueueUrl=dlq.url)
         return list(pages.build_full_result().get("queueUrls") or ())
 
-    found = try_again(partial(dlq.calls.attempt, Operation.LIST_SOURCES, list_them))
-    if not isinstance(found, Failure):
+    def list_if_supported() -> list[str] | Failure | None:
+        found = dlq.calls.attempt(Operation.LIST_SOURCES, list_them)
+        is_unsupported = isinstance(found, Failure) and found.kind is Kind.UNSUPPORTED
+        return None if is_unsupported else found
+
+    found = ask(f"Cannot list the queues that have dead-letter queue {dlq.name}", list_if_supported)
+    if found is not None:
         return [_make_source(queues, url, dlq.arn) for url in found]
-    if found.kind is not Kind.UNSUPPORTED:
-        raise _error(f"Cannot list the queues that have dead-letter queue {dlq.name}", found)
-    urls = try_again(queues.urls)
-    if isinstance(urls, Failure):
-        raise _error("Cannot list the queues", urls)
-    read = _read_all(queues, urls).values()
-    return [queue for queue in read if queue.dlq_arn == str(dlq.arn)]
+    read = _read_all(map(queues.calls, ask("Cannot list the queues", queues.urls)))
+    return [queue for queue in read.values() if queue.dlq_arn == str(dlq.arn)]
 
 
 def _make_source(queues: QueueFinder, url: str, dlq: QueueArn) -> Endpoint:
@@ -287,15 +285,8 @@ def _make_source(queues: QueueFinder, url: str, dlq: QueueArn) -> Endpoint:
     arn = dlq.sibling(queue_name(url))
     # A predefined queue may have credentials of its own. Compare the ARN, because a predefined
     # queue of the same name may be in another account or Region.
-    predefined = _read_all(queues, _find_predefined(queues, arn.name))
+    predefined = _read_all(_find_predefined(queues, arn.name))
     return predefined.get(arn) or Endpoint(arn, queues.calls(url))
-
-
-def _origin_in_sqs(queues: QueueFinder, origin: str, sources: Iterable[Endpoint]) -> str:
-    """Return the SQS name of a source queue, given by its Celery name, SQS name, URL or ARN."""
-    names = {queue.name for queue in sources}
-    given = (queue_name(origin), queues.name_in_sqs(origin))
-    return next((name for name in given if name in names), origin)
 
 
 # Find a queue by the text that the operator gave
@@ -308,136 +299,93 @@ def find_endpoint(queues: QueueFinder, text: str) -> Endpoint:
         RedriveRefused: there is no such queue in the account and Region of the app's broker.
         RedriveUnreachable: SQS does not answer, or denies a call.
     """
-    if text.startswith("arn:"):
-        try:
-            wanted = QueueArn.parse(text)
-        except ValueError as exc:
-            raise RedriveRefused(f"Invalid queue {text!r}: {exc}") from None
-        found = _find_named(queues, wanted.name, text, wanted)
-    elif "://" in text:
-        url = urlsplit(text)
-        *_, account, name = ["", *url.path.strip("/").split("/")]
-        found = _find_named(queues, name, text)
-        wanted = QueueArn(
-            found.arn.partition,
-            region_of(url.hostname or "") or found.arn.region,
-            account if account.isdigit() else found.arn.account,
-            name,
+    is_name = not text.startswith("arn:") and "://" not in text
+    name = text if is_name else queue_name(text.rstrip("/"))
+    found = _find_named(queues, name, in_celery=is_name) if is_queue_name(name) else {}
+    if not found:
+        raise RedriveRefused(
+            f"There is no queue {text!r} in the account and Region of the app's broker. Give its"
+            " name, URL or ARN."
         )
-    else:
-        return _find_named(queues, text, text)
-    if found.arn != wanted:
+    meant = [queue for queue in found.values() if is_name or _is_at(text, queue.arn)]
+    if len(meant) > 1:
+        raise RedriveRefused(
+            f"Queue {text!r} may be any of {', '.join(map(str, found))}: give its ARN."
+        )
+    if not meant:
         raise RedriveRefused(
             f"Queue {text!r} is not in the account and Region of the app's broker: there,"
-            f" {found.name} is {found.arn}."
+            f" {name} is {', '.join(map(str, found))}."
         )
-    return found
+    return meant[0]
 
 
-def _find_named(queues: QueueFinder, name: str, text: str, arn: QueueArn | None = None) -> Endpoint:
-    """Find a queue by its name in SQS. If the operator gave only a name, try it in Celery first.
+def _is_at(text: str, arn: QueueArn) -> bool:
+    """Return whether an ARN, or account and Region in a URL, are those of ``arn``."""
+    if text.startswith("arn:"):
+        return text == str(arn)
+    url = urlsplit(text)
+    account = url.path.strip("/").rpartition("/")[0]
+    region = region_of(url.hostname or "")
+    return region in (None, arn.region) and (not account.isdigit() or account == arn.account)
+
+
+def _find_named(queues: QueueFinder, name: str, *, in_celery: bool) -> Mapping[QueueArn, Endpoint]:
+    """Return the queues with a name, by ARN.
 
     A dead-letter queue is mostly not in ``predefined_queues``, but its source queues are. Their
     credentials are then used for the dead-letter queue, too.
 
     Arguments:
-        name: name in SQS.
-        text: the text that the operator gave.
-        arn: the queue to choose if several have this name; ``None`` = refuse then.
+        in_celery: whether the name may be Celery's name, which is tried first, or only SQS's.
     """
-    nowhere = RedriveRefused(
-        f"There is no queue {text!r} in the account and Region of the app's broker. Give its name,"
-        " URL or ARN."
-    )
-    if not is_queue_name(name):
-        raise nowhere
-    key = queues.key(name) if name == text else ""
-    if key in queues.predefined:
-        found = _read_all(queues, [queues.predefined[key]["url"]])
-    else:
-        found = _read_all(queues, _find_predefined(queues, name))
-    unread: RedriveUnreachable | None = None
-    if not found:
-        found, unread = _find_dlqs_of_predefined(queues, name)
-    if not found:
-        for candidate in dict.fromkeys((key or name, name)):
-            calls = try_again(partial(queues.find_in_sqs, candidate))
-            if isinstance(calls, Failure):
-                if calls.kind is not Kind.NO_QUEUE:
-                    raise _error(f"Cannot look for queue {candidate}", calls)
-            elif (queue := _read(calls)) is not None:
-                found = {queue.arn: queue}
-                break
-        else:
-            raise unread or nowhere
-    if arn in found:
-        return found[arn]
-    if len(found) > 1:
-        raise RedriveRefused(
-            f"Queue {text!r} may be any of {', '.join(map(str, found))}: give its ARN."
-        )
-    return next(iter(found.values()))
+    key = queues.key(name) if in_celery else name
+    if in_celery and key in queues.predefined:
+        return _read_all([queues.calls(queues.predefined[key]["url"])])
+    found = _read_all(_find_predefined(queues, name))
+    found = found or _read_all(_find_dlqs_of_predefined(queues, name))
+    for candidate in dict.fromkeys((key, name)):
+        if found:
+            break
+        with suppress(RedriveRefused):  # there is no queue of this name
+            find = partial(queues.find_in_sqs, candidate)
+            found = _read_all([ask(f"Cannot look for queue {candidate}", find)])
+    return found
 
 
-def _find_predefined(queues: QueueFinder, name: str) -> list[str]:
-    """Return the URLs in ``predefined_queues`` of queues that SQS calls ``name``."""
+def _find_predefined(queues: QueueFinder, name: str) -> list[Calls]:
+    """Return the calls on queues in ``predefined_queues`` that SQS calls ``name``."""
     urls = (str(queue["url"]) for queue in queues.predefined.values())
-    return [url for url in urls if queue_name(url) == name]
+    return [queues.calls(url) for url in urls if queue_name(url) == name]
 
 
-def _find_dlqs_of_predefined(
-    queues: QueueFinder, name: str
-) -> tuple[dict[QueueArn, Endpoint], RedriveUnreachable | None]:
-    """Return dead-letter queues called ``name`` that predefined queues have.
-
-    The operator may lack the permission to read some of the predefined queues. Also return the
-    first error of this kind, or ``None``.
+def _find_dlqs_of_predefined(queues: QueueFinder, name: str) -> Iterator[Calls]:
+    """Yield the calls on dead-letter queues called ``name`` that predefined queues have.
 
     Raises:
         RedriveUnreachable: SQS does not respond.
     """
-    siblings: dict[QueueArn, Endpoint] = {}
-    unread: RedriveUnreachable | None = None
     for predefined in queues.predefined.values():
         calls = queues.calls(predefined["url"])
         try:
             main = _read(calls)
-        except RedriveUnreachable as exc:
+        except RedriveUnreachable as exc:  # the operator may have no permission to read this queue
             if exc.code in _SILENCE:
                 raise
-            unread = unread or exc
             continue
-        if main is not None and queue_name(main.dlq_arn or "") == name:
-            dlq = _read(calls.on(f"{calls.queue_url.rpartition('/')[0]}/{name}"))
-            if dlq is not None and str(dlq.arn) == main.dlq_arn:
-                siblings.setdefault(dlq.arn, dlq)
-    return siblings, unread
+        if main is not None and main.dlq_arn is not None and queue_name(main.dlq_arn) == name:
+            yield calls.on(sibling_url(main.url, main.dlq_arn))
 
 
-def _read_all(queues: QueueFinder, urls: Iterable[str]) -> dict[QueueArn, Endpoint]:
-    found: dict[QueueArn, Endpoint] = {}
-    for url in urls:
-        if (queue := _read(queues.calls(url))) is not None:
-            found.setdefault(queue.arn, queue)
-    return found
+def _read_all(calls: Iterable[Calls]) -> dict[QueueArn, Endpoint]:
+    return {queue.arn: queue for each in calls if (queue := _read(each)) is not None}
 
 
 def _read(calls: Calls) -> Endpoint | None:
     """Ask SQS for a queue's attributes. Return ``None`` if the queue does not exist."""
-    found = try_again(calls.attributes)
-    name = queue_name(calls.queue_url)
-    if isinstance(found, Failure):
-        if found.kind is Kind.NO_QUEUE:
-            return None
-        raise _error(f"Cannot read the attributes of queue {name}", found)
+    what = f"Cannot read the attributes of queue {queue_name(calls.queue_url)}"
     try:
-        arn = QueueArn.parse(found.get("QueueArn"))
-    except ValueError as exc:
-        raise RedriveRefused(f"SQS gives queue {name} no ARN: {exc}") from None
-    return Endpoint(arn, calls, found)
-
-
-def _error(what: str, failure: Failure) -> Exception:
-    if failure.kind is Kind.NO_QUEUE:
-        return RedriveRefused(f"{what}: there is no such queue")
-    return unreachable(what, failure)
+        found = ask(what, calls.attributes)
+    except RedriveRefused:
+        return None
+    return Endpoint(QueueArn.parse(found.get("QueueArn")), calls, found)

@@ -7,7 +7,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 
 from celery_sqs_backoff.redrive import queues
 from celery_sqs_backoff.redrive.errors import RedriveRefused, RedriveUnreachable
-from celery_sqs_backoff.redrive.queues import find_endpoint, find_route, try_again
+from celery_sqs_backoff.redrive.queues import ask, find_endpoint, find_route
 from celery_sqs_backoff.sqs.calls import Calls
 from celery_sqs_backoff.sqs.errors import Failure, Kind
 from celery_sqs_backoff.sqs.find_queue import QueueFinder
@@ -187,9 +187,11 @@ def test_a_read_is_tried_six_times_and_what_is_for_good_once(broker):
         calls.append(result)
         return result
 
-    assert try_again(lambda: call(transient)) is transient
+    with pytest.raises(RedriveUnreachable, match="Cannot read: x"):
+        ask("Cannot read", lambda: call(transient))
     assert len(calls) == 6
-    assert try_again(lambda: call(final)) is final
+    with pytest.raises(RedriveUnreachable, match="Cannot read: y"):
+        ask("Cannot read", lambda: call(final))
     assert len(calls) == 7
 
 
