@@ -13,7 +13,6 @@ from typing import Any
 from ..sqs.dead_letter import (
     ATTRIBUTE_NAME,
     REPLAY_ATTRIBUTE,
-    REPLAY_HEADER,
     DeadLetterRecord,
     entry_bytes,
     read_record,
@@ -33,14 +32,7 @@ _LONGEST_RETENTION_SECONDS = 1_209_600
 #: Message attribute of a message that a restore put back. Its value is the ID in the archive.
 RESTORED_ATTRIBUTE = "celery-sqs-backoff-restored"
 
-#: A replay mark with this number of replays or more is invalid, as is a negative number.
-_MAX_REPLAYS = 1_000_000
-
 _OUTCOMES = {"RETRYABLE", "NOT_PROCESSED", "UNKNOWN"}
-
-
-class _Unreadable(Exception):
-    """A field holds a value that SQS and this package never write."""
 
 
 class DlqMessage:
@@ -59,6 +51,7 @@ class DlqMessage:
             for this move.
         replays: how many times the message was replayed.
         run_id: the redrive that replayed it last; ``None`` = never replayed.
+        attributes: its own, as SendMessage takes them, without the dead-letter record.
     """
 
     unreadable: str | None = None
@@ -79,8 +72,6 @@ class DlqMessage:
         self.attributes: dict[str, dict[str, Any]] = {}
         try:
             self._read()
-        except _Unreadable as exc:
-            self.unreadable = str(exc)
         except Exception:  # noqa: BLE001  # any sender may have written it; it must not end the run
             self.unreadable = "its format"
         if not self.body:
@@ -91,8 +82,6 @@ class DlqMessage:
 
     def _read(self) -> None:
         system: Mapping[str, str] = self.message.get("Attributes") or {}
-        if not all(isinstance(value, str) for value in system.values()):  # an edited archive
-            raise _Unreadable("its attributes")
         self.group_id = system.get("MessageGroupId")
         self.source_arn = system.get("DeadLetterQueueSourceArn")
         self.trace = system.get("AWSTraceHeader")
@@ -100,12 +89,19 @@ class DlqMessage:
             self.sent_at = int(milliseconds) / 1000
         self.envelope = read_envelope(self.body)
         self.record = read_record(self.message)
-        self.attributes = _pick_attributes(self.message.get("MessageAttributes") or {})
-        mark: object = (self.attributes.get(REPLAY_ATTRIBUTE) or {}).get("StringValue")
-        if mark is None and self.envelope:
-            mark = self.envelope.headers.get(REPLAY_HEADER)
-        if mark is not None:
-            self.replays, self.run_id = _read_mark(mark)
+        # The dead-letter record describes the last failure. It would give the wrong reason if SQS
+        # moves the message to the dead-letter queue again.
+        self.attributes = {
+            name: sendable(value)
+            for name, value in (self.message.get("MessageAttributes") or {}).items()
+            if name not in (ATTRIBUTE_NAME, RESTORED_ATTRIBUTE)
+        }
+        text = self.attributes.get(REPLAY_ATTRIBUTE, {}).get("StringValue")
+        mark = read_json_object(text) or {}
+        if type(replays := mark.get("replays")) is int:
+            self.replays = max(0, replays)
+        if isinstance(run_id := mark.get("run"), str):
+            self.run_id = run_id
 
     @property
     def task(self) -> str | None:
@@ -180,7 +176,7 @@ class DlqMessage:
     def entry(self, *, run_id: str, now: float, extend: bool = False) -> dict[str, Any]:
         """Return the entry for SendMessageBatch, without ``Id`` and the destination's fields.
 
-        If the replay mark made the message larger than SQS allows, the message has no mark.
+        A message has no replay mark if the mark does not fit into SQS's limits.
 
         Arguments:
             run_id: is written into the replay mark, with the number of replays.
@@ -188,33 +184,16 @@ class DlqMessage:
             extend: let an expired task expire later. The task gets the same lifetime as at its
                 first send, counted from ``now``, at least an hour.
         """
-        headers: dict[str, object] = {}
+        entry: dict[str, Any] = {"MessageBody": self.body, **with_trace(self.trace)}
         if extend and self.is_expired(now) and self.envelope:
-            headers["expires"] = iso_time(now + self._lifetime())
+            expires = iso_time(now + self._lifetime())
+            entry["MessageBody"] = with_headers(self.body, expires=expires)
         facts: dict[str, object] = {"replays": self.replays + 1, "run": run_id}
         if (trace := self._from_record("trace")) is not None:
             facts["trace"] = trace  # the replay's span links to that of the run that failed
-        mark = json.dumps(facts, separators=(",", ":"))
         attributes = {name: v for name, v in self.attributes.items() if name != REPLAY_ATTRIBUTE}
-        plain = self._entry(headers, attributes)
-        if len(attributes) < MAX_MESSAGE_ATTRIBUTES:
-            attribute = {"DataType": "String", "StringValue": mark}
-            marked = self._entry(headers, {**attributes, REPLAY_ATTRIBUTE: attribute})
-        elif self.envelope:
-            marked = self._entry({**headers, REPLAY_HEADER: mark}, attributes)
-        else:
-            return plain
-        return marked if entry_bytes(marked) <= MAX_MESSAGE_BYTES else plain
-
-    def _entry(
-        self, headers: Mapping[str, object], attributes: dict[str, dict[str, Any]]
-    ) -> dict[str, Any]:
-        entry: dict[str, Any] = {"MessageBody": self.body}
-        if headers:
-            entry["MessageBody"] = with_headers(self.body, **headers)
-        if attributes:
-            entry["MessageAttributes"] = attributes
-        return entry | with_trace(self.trace)
+        mark = json.dumps(facts, separators=(",", ":"))
+        return with_mark(entry, attributes, REPLAY_ATTRIBUTE, mark)
 
     def _lifetime(self) -> float:
         assert self.envelope is not None
@@ -223,38 +202,19 @@ class DlqMessage:
         return max(_LEAST_LIFETIME_SECONDS, first)
 
 
-def _read_mark(mark: object) -> tuple[int, str | None]:
-    found = read_json_object(mark) or {}
-    replays = found.get("replays", 0)
-    if isinstance(replays, float) or (isinstance(replays, int) and not 0 <= replays < _MAX_REPLAYS):
-        raise _Unreadable("its replay mark")
-    run_id = found.get("run")
-    return (
-        replays if isinstance(replays, int) else 0,
-        run_id if isinstance(run_id, str) else None,
-    )
+def with_mark(
+    entry: dict[str, Any], attributes: dict[str, dict[str, Any]], name: str, mark: str
+) -> dict[str, Any]:
+    """Return an entry with its attributes, and with a mark as one more if SQS's limits have room.
 
-
-def _pick_attributes(attributes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the message's own attributes, as SendMessage takes them.
-
-    The dead-letter record is left out. It describes the last failure, so it would give the wrong
-    reason if SQS moves the message to the dead-letter queue again.
+    Arguments:
+        entry: an entry for SendMessageBatch, without attributes.
+        attributes: the message's own.
+        name: name of the mark's attribute.
+        mark: its text.
     """
-    own = (ATTRIBUTE_NAME, RESTORED_ATTRIBUTE)
-    found = {n: _check_attribute(value) for n, value in attributes.items() if n not in own}
-    if len(found) > MAX_MESSAGE_ATTRIBUTES:
-        raise _Unreadable("its attributes")
-    return found
-
-
-def _check_attribute(value: Mapping[str, Any]) -> dict[str, Any]:
-    found = sendable(value)
-    types = {"DataType": str, "StringValue": str, "BinaryValue": bytes}
-    if (
-        len(found) != 2
-        or "DataType" not in found
-        or not all(v and isinstance(v, types[k]) for k, v in found.items())
-    ):
-        raise _Unreadable("its attributes")
-    return found
+    plain = entry | ({"MessageAttributes": attributes} if attributes else {})
+    marks = {name: {"DataType": "String", "StringValue": mark}}
+    marked = entry | {"MessageAttributes": attributes | marks}
+    has_room = len(attributes) < MAX_MESSAGE_ATTRIBUTES and entry_bytes(marked) <= MAX_MESSAGE_BYTES
+    return marked if has_room else plain

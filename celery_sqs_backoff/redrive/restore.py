@@ -16,8 +16,8 @@ from typing import Any
 
 from celery.utils.functional import chunks
 
-from ..sqs.dead_letter import ATTRIBUTE_NAME, entry_bytes, sendable, with_trace
-from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
+from ..sqs.dead_letter import ATTRIBUTE_NAME, sendable, with_trace
+from ..sqs.limits import MAX_BATCH_ENTRIES
 from ..threads import steady_seconds
 from .errors import RedriveRefused
 from .events import RedriveEvent, RedriveReport, Started
@@ -25,7 +25,7 @@ from .files import NoJournal, read_archive
 from .halt import Halt, carry_out, must_end
 from .ledger import Ledger
 from .look import look_through
-from .message import RESTORED_ATTRIBUTE, DlqMessage
+from .message import RESTORED_ATTRIBUTE, DlqMessage, with_mark
 from .options import RedriveOptions
 from .queues import Endpoint, Route
 from .sender import Sender
@@ -139,7 +139,8 @@ class Restore:
         absent = doubted - there
         if not self._options.include_unknown:
             is_whole = plan.looked_at >= plan.messages
-            marked = {m.id for m in self._read() if RESTORED_ATTRIBUTE in _attributes(m)}
+            entries = ((m.id, _put_back_entry(m)) for m in self._read())
+            marked = {i for i, e in entries if RESTORED_ATTRIBUTE in e.get("MessageAttributes", ())}
             absent &= marked if is_whole else set()
         ledger.settle_doubts(doubted & there, absent)
 
@@ -148,11 +149,7 @@ class _PutBack(Sender):
     """Sends messages as they are in the archive. The restore itself settles messages in doubt."""
 
     def _entry(self, to: Endpoint, message: DlqMessage) -> dict[str, Any]:
-        if message.unreadable == "its attributes":
-            raise ValueError(message.unreadable)
-        entry: dict[str, Any] = {"MessageBody": message.body, **with_trace(message.trace)}
-        if attributes := _attributes(message):
-            entry["MessageAttributes"] = attributes
+        entry = _put_back_entry(message)
         if message.group_id is not None:
             entry["MessageGroupId"] = message.group_id
         if to.is_fifo:
@@ -166,8 +163,8 @@ class _PutBack(Sender):
         """Override the delete of a run, because a restore removes no message from the archive."""
 
 
-def _attributes(message: DlqMessage) -> dict[str, dict[str, Any]]:
-    """Return the attributes of a message for SendMessage, with its ID in the archive.
+def _put_back_entry(message: DlqMessage) -> dict[str, Any]:
+    """Return the entry for SendMessageBatch, with the ID in the archive as an attribute.
 
     The ID is left out if SQS's limits leave no room for it. A dead-letter record is left out if SQS
     itself had moved the message, because no worker wrote the record for this move.
@@ -176,8 +173,6 @@ def _attributes(message: DlqMessage) -> dict[str, dict[str, Any]]:
     names = own.keys() - {RESTORED_ATTRIBUTE}
     if message.source_arn is not None:
         names -= {ATTRIBUTE_NAME}
-    found = {name: sendable(own[name]) for name in names}
-    mark = {RESTORED_ATTRIBUTE: {"DataType": "String", "StringValue": message.id}}
-    size = entry_bytes({"MessageBody": message.body, "MessageAttributes": found | mark})
-    has_room = len(found) < MAX_MESSAGE_ATTRIBUTES and size <= MAX_MESSAGE_BYTES
-    return found | mark if has_room else found
+    entry: dict[str, Any] = {"MessageBody": message.body, **with_trace(message.trace)}
+    attributes = {name: sendable(own[name]) for name in names}
+    return with_mark(entry, attributes, RESTORED_ATTRIBUTE, message.id)

@@ -74,14 +74,3 @@ def test_a_full_disk_does_not_keep_the_run_from_its_report(tmp_path):
     with archive_:
         pass
     assert archive_._file.closed
-
-
-@pytest.mark.parametrize(
-    "system", [{"MessageGroupId": ["g"]}, {"MessageGroupId": 5}, {"AWSTraceHeader": 7}]
-)
-def test_a_line_that_was_edited_is_unreadable_and_ends_no_restore(system):
-    """boto3 refuses the whole batch with it."""
-    message = DlqMessage({"Body": "x", "MessageId": "a", "Attributes": system})
-    assert message.unreadable == "its attributes"
-    assert message.group_id is None
-    assert message.trace is None
