@@ -55,14 +55,11 @@ def _plan_lines(plan: Plan) -> Iterator[str]:
         if len(histogram) > _TOP:
             rest = histogram.total() - sum(count for _, count in shown)
             yield f"  and {len(histogram) - _TOP} more, {counted(rest, 'message')}"
-    for count, text in (
-        (plan.unknown, "may have been done already (outcome UNKNOWN): find out before they are"
-         " sent again"),
-        (plan.chords, "belong to a group or chord: a chord that has failed stays failed, whatever"
-         " their replay does"),
-    ):  # fmt: skip
-        if count:
-            yield f"{count} {text}"
+    if plan.unknown:
+        yield (
+            f"{plan.unknown} may have been done already (outcome UNKNOWN): find out before they are"
+            " sent again"
+        )
     if (expires_in := plan.oldest_expires_in_seconds) is not None:
         yield f"oldest expires in {spell_duration(expires_in)}"
     if plan.duration_seconds is not None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .events import RedriveEvent, RedriveReport
 from .files import Archive, Journal, NoJournal
 from .options import RedriveOptions
-from .queues import Endpoint, open_route
+from .queues import open_route
 from .restore import Restore
 from .run import RedriveRun
 
@@ -92,8 +91,8 @@ def redrive(
         if archive is not None:
             path = path or archive.with_name(f"{archive.name}.restored")
             key = f"restore to {key}"
-        elif path is not None:
-            path = journal_path(path, route.source)
+        elif path is not None and path.is_dir():
+            path = path / f"{key}.journal"
         journal = NoJournal()
         if path is not None:
             journal = stack.enter_context(Journal(path, source=key))
@@ -104,8 +103,3 @@ def redrive(
         if checked.dump is not None:
             copy = stack.enter_context(Archive(checked.dump, source=str(route.source.arn)))
         return RedriveRun(route, checked, archive=copy, **settings)()
-
-
-def journal_path(path: Path, source: Endpoint) -> Path:
-    """Return the path of the journal. If ``path`` is a directory, the file is named by the ARN."""
-    return path / f"{source.arn}.journal" if path.is_dir() else path

@@ -140,7 +140,6 @@ class Journal(NoJournal, JsonLines):
             if not (self.is_resumed or self.past):
                 self._file.truncate(0)
             self.append([{"source": source}], sync=True)
-            _sync_directory(path)
         except BaseException as exc:  # an open file stays locked
             self.close()
             if isinstance(exc, OSError):
@@ -292,12 +291,3 @@ def _remove_truncated_line(file: BinaryIO) -> None:
             whole = text.rfind(b"\n") + 1
         if whole != size:
             file.truncate(whole)
-
-
-def _sync_directory(path: Path) -> None:
-    """Write the directory to the disk, because a new file's name is stored there."""
-    descriptor = os.open(path.resolve().parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

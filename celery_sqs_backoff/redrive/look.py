@@ -88,8 +88,8 @@ class Plan:
     ``matching`` and the histograms (``by_...``) count the selected messages. ``by_action`` counts
     each action with its reason. ``ready`` counts the selected messages that a redrive would send
     (or delete, with ``delete=True``). ``unknown`` counts messages that stay because their task may
-    have been done already. ``chords`` counts messages of a chord or group. ``not_given_back``
-    counts messages that SQS refused to show again; they stay hidden for up to 15 minutes.
+    have been done already. ``not_given_back`` counts messages that SQS refused to show again; they
+    stay hidden for up to 15 minutes.
     ``oldest_expires_in_seconds``: seconds until SQS deletes the oldest selected message.
     ``oldest_to_send_expires_in_seconds``: seconds until SQS deletes the oldest message to send.
     Both are ``None`` if they are not known.
@@ -101,7 +101,6 @@ class Plan:
     matching: int = 0
     ready: int = 0
     unknown: int = 0
-    chords: int = 0
     not_given_back: int = 0
     by_task: Counter[str] = field(default_factory=Counter)
     by_reason: Counter[str] = field(default_factory=Counter)
@@ -149,7 +148,6 @@ def peek(
     copy: str | Path | None = None,
     stop: threading.Event | None = None,
     on_start: Callable[[], object] | None = None,
-    now: Callable[[], float] = time.time,
     **options: Any,
 ) -> Plan:
     """Receive messages of a dead-letter queue, predict a redrive, and show the messages again.
@@ -180,7 +178,7 @@ def peek(
             write = stack.enter_context(archive).write
         if on_start is not None:
             on_start()
-        return look_through(route, checked, sample, copy=write, raw=raw, stop=stop, now=now)
+        return look_through(route, checked, sample, copy=write, raw=raw, stop=stop)
 
 
 def look_through(
@@ -285,7 +283,6 @@ def _count(
     plan.matching += 1
     plan.ready += is_ready
     plan.unknown += facts.why == UNKNOWN
-    plan.chords += message.chord
     for count, value in (
         (plan.by_task, facts.task or "(no Celery message)"),
         (plan.by_reason, facts.reason or "(no record: moved by SQS)"),

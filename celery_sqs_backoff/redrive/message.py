@@ -158,11 +158,6 @@ class DlqMessage:
             return self.sent_at
         return min(self.sent_at, max(received_at, self.sent_at - _LONGEST_RETENTION_SECONDS))
 
-    @property
-    def chord(self) -> bool:
-        """Whether the task is part of a chord or a group, according to Celery's own header."""
-        return bool(self.envelope and self.envelope.headers.get("group"))
-
     def is_expired(self, now: float) -> bool:
         """Return whether a worker would discard the task because its ``expires`` is over."""
         expires = self.envelope.expires if self.envelope else None
