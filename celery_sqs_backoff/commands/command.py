@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, Final
+from contextlib import contextmanager
+from typing import Any
 
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
@@ -16,11 +13,8 @@ from celery_sqs_backoff.sqs.errors import advice
 from celery_sqs_backoff.sqs.find_queue import NOT_CREATED, NOT_PREDEFINED
 
 from .app import is_fallback_app
-from .exit_codes import ALWAYS, INTERRUPTED, MEANINGS, NOT_WRITTEN, UNREACHABLE, USAGE
+from .exit_codes import ALWAYS, INTERRUPTED, MEANINGS, UNREACHABLE, USAGE
 from .text import safe
-
-#: Error numbers that mean that a write to stdout failed.
-_WRITE_ERRORS: Final = frozenset({errno.EPIPE, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC})
 
 
 class CommandFailed(click.ClickException):
@@ -113,15 +107,6 @@ class SqsCommand(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
             )
             why = "interrupted" if is_ctrl_c else "nothing was done: the answer was not yes"
             raise CommandFailed(why, INTERRUPTED) from exc
-        except OSError as exc:
-            if exc.errno not in _WRITE_ERRORS or exc.filename is not None:
-                raise
-            drop_stdout()
-            if isinstance(exc, BrokenPipeError):  # the reader has enough, as in ``| head``
-                sys.exit(NOT_WRITTEN)
-            raise CommandFailed(f"cannot print the result: {exc.strerror}", NOT_WRITTEN) from exc
-        finally:
-            _flush_or_drop_stdout()
 
 
 def app_of(ctx: click.Context, *, needs_sqs: bool = False) -> Any:
@@ -154,24 +139,3 @@ def loading_app() -> Iterator[None]:
         yield
     except (Exception, SystemExit) as exc:
         raise CommandFailed(f"cannot load the app: {why_not_loaded(exc)}", USAGE) from exc
-
-
-def _flush_or_drop_stdout() -> None:
-    """Write the rest of stdout. A failure does not change the command's exit code."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except (OSError, ValueError):
-        drop_stdout()
-
-
-def drop_stdout() -> None:
-    """Discard the rest of stdout.
-
-    Otherwise Python tries again at its exit, prints an error, and changes the exit code.
-    https://docs.python.org/3/library/signal.html#note-on-sigpipe
-    """
-    with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)

@@ -15,8 +15,6 @@ POISON: Final = 4
 UNREACHABLE: Final = 5
 INCOMPLETE: Final = 6
 NOTHING_MATCHED: Final = 7
-#: ``EX_IOERR`` of sysexits.h.
-NOT_WRITTEN: Final = 74
 INTERRUPTED: Final = 130
 
 #: The meanings of codes in a command's help, unless the command has its own words.
@@ -28,9 +26,8 @@ MEANINGS: Final[Mapping[int, str]] = {
     UNREACHABLE: "SQS is unreachable or refuses",
     INCOMPLETE: "not complete",
     NOTHING_MATCHED: "no message matched",
-    NOT_WRITTEN: "stdout is closed or full",
     INTERRUPTED: "interrupted or declined",
 }
 
 #: Every command can end with these.
-ALWAYS: Final = (DONE, USAGE, NOT_WRITTEN, INTERRUPTED)
+ALWAYS: Final = (DONE, USAGE, INTERRUPTED)

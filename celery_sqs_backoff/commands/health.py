@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import click
 
 from celery_sqs_backoff.observe.health import MAX_AGE_SECONDS, diagnosis
 
-from .command import CommandFailed, app_of, command, drop_stdout
+from .command import CommandFailed, app_of, command
 from .exit_codes import DONE, FOUND, USAGE
 from .options import FILE, option
 
@@ -55,10 +56,21 @@ def sqs_health(ctx: click.Context, file: Path | None, max_age: float) -> None:
     try:
         click.echo("healthy" if why is None else f"unhealthy: {why}")
     except OSError:  # if stdout fails, keep the exit code: the worker is still healthy
-        drop_stdout()
+        _drop_stdout()
     sys.exit(DONE if why is None else FOUND)
 
 
 def _path_of(settings: object) -> Path | None:
     heartbeat = settings.get("heartbeat") if isinstance(settings, Mapping) else None
     return Path(heartbeat) if heartbeat else None
+
+
+def _drop_stdout() -> None:
+    """Discard the rest of stdout.
+
+    Otherwise Python tries again at its exit, prints an error, and changes the exit code.
+    https://docs.python.org/3/library/signal.html#note-on-sigpipe
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
