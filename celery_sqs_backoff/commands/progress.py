@@ -16,10 +16,6 @@ from .text import safe
 
 _IDS_SHOWN = 10
 
-#: A terminal with fewer columns gets the counts without the bar. A line that is too long is cut.
-_BAR_COLUMNS = 70
-_BAR_WIDTH = 20
-
 
 @contextmanager
 def bar() -> Iterator[Callable[[events.RedriveEvent], None]]:
@@ -34,8 +30,6 @@ def bar() -> Iterator[Callable[[events.RedriveEvent], None]]:
         nonlocal progress
         if isinstance(event, events.Progress):
             progress = _facts(event)
-            if _columns() >= _BAR_COLUMNS:
-                progress = f"{_bar(event)} {progress}"
             draw(progress)
         elif line := _line(event):
             draw("")
@@ -57,11 +51,6 @@ def _columns() -> int:
         return max(0, os.get_terminal_size(sys.stderr.fileno()).columns - 1)
     except (OSError, ValueError, AttributeError):
         return 0
-
-
-def _bar(event: events.Progress) -> str:
-    done = (event.sent + event.dropped) / max(1, event.to_send, event.sent + event.dropped)
-    return f"[{'#' * int(done * _BAR_WIDTH):{_BAR_WIDTH}}]"
 
 
 def _facts(event: events.Progress) -> str:
