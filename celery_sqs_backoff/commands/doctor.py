@@ -33,18 +33,12 @@ _MOST_NAMES: Final = 5
         celery -A proj sqs-doctor
         celery -A proj sqs-doctor -Q mails,bulk
         celery -A proj sqs-doctor --explain W010
-        celery -A proj sqs-doctor --ignore 'W015=we batch' --format json
+        celery -A proj sqs-doctor --format json
         celery -A proj sqs-doctor --offline
     """,
 )
 @queues_option
 @option("What to look at", "--offline", help="Ask neither SQS nor the store.")
-@option(
-    "What to look at",
-    "--ignore ID[:SUBJECT]=REASON",
-    multiple=True,
-    help="Leave out a finding, with the reason why you can live with it. Can be repeated.",
-)
 @option("Output", "--strict", help="Exit with 1 for warnings too.")
 @option("Output", "--explain ID", help="Explain a rule, and exit.")
 @option(
@@ -58,7 +52,6 @@ def sqs_doctor(
     ctx: click.Context,
     queues: list[str] | None,
     offline: bool,
-    ignore: tuple[str, ...],
     strict: bool,
     explain: str | None,
     form: str,
@@ -73,7 +66,6 @@ def sqs_doctor(
         return
     from celery_sqs_backoff.doctor.look import load_tasks, look, read_ignored
 
-    ignored = [_parse_ignored(text) for text in ignore]
     app = app_of(ctx, needs_sqs=not offline)
     with loading_app():
         load_tasks(app)
@@ -83,7 +75,7 @@ def sqs_doctor(
         facts = facts if offline else look(app, are_named=bool(queues))
     except Exception as exc:  # kombu and botocore may raise any of many types
         raise make_read_failure("the queues", why_not(exc)) from exc
-    findings = examine(facts, ignore=[*ignored, *read_ignored(app)], live=not offline)
+    findings = examine(facts, ignore=read_ignored(app), live=not offline)
     for queue in facts.unread:
         make_read_failure(f"queue {queue.name}", queue.failure).show()
     if form == "text":
@@ -99,25 +91,14 @@ def sqs_doctor(
     sys.exit(UNREACHABLE if facts.unread else DONE)
 
 
-def _rule(wanted: str, option: str = "--explain") -> Rule:
+def _rule(wanted: str) -> Rule:
     for rule in RULES:
         if rule.id == wanted.upper():
             return rule
     raise click.BadParameter(
         f"there is no rule {wanted!r}; rules are {', '.join(r.id for r in RULES)}",
-        param_hint=option,
+        param_hint="--explain",
     )
-
-
-def _parse_ignored(text: str) -> str:
-    what, _, reason = text.partition("=")
-    rule, colon, subject = what.partition(":")
-    if not reason.strip():
-        raise click.BadParameter(
-            f"{text!r} gives no reason: expected 'ID=REASON', for example 'W015=we batch'",
-            param_hint="--ignore",
-        )
-    return f"{_rule(rule, '--ignore').id}{colon}{subject}"
 
 
 def _explanation(rule: Rule) -> str:

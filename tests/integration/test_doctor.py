@@ -138,17 +138,14 @@ def test_a_module_that_cannot_be_imported_shows_no_credentials(
     assert SECRET not in result.output
 
 
-def test_findings_can_be_ignored_with_a_reason_only(diagnose, broken):
+def test_findings_can_be_ignored_with_a_reason_only(diagnose, broken, app):
     queue = broken(DelaySeconds="60")
-    for rule in ("W015", "w015", f"w015:{queue.name}"):
-        result = diagnose("--ignore", f"{rule}=we batch", "--format", "json", queues=(queue,))
+    for rule in ("W015", f"W015:{queue.name}"):
+        app.conf.sqs_backoff = {"ignore_findings": {rule: "we batch"}}
+        result = diagnose("--format", "json", queues=(queue,))
         assert (result.exit_code, ids(result)) == (DONE, [])
-    result = diagnose("--ignore", "W999=we batch")
-    assert result.exit_code == 2
-    assert "--ignore: there is no rule 'W999'" in result.output
-    result = diagnose("--ignore", "W015")
-    assert result.exit_code == 2
-    assert "gives no reason" in result.output
+        app.conf.sqs_backoff = {"ignore_findings": {rule: ""}}
+        assert ids(diagnose("--format", "json")) == ["W015"]
 
 
 def test_json_has_the_names_that_scripts_rely_on(diagnose, broken):
@@ -217,7 +214,8 @@ def test_a_denied_queue_is_not_well_where_the_denial_is_ignored(diagnose, app, q
     proxy.inject(denied)
     app.conf.update(local_sqs_settings(proxy.endpoint, queue))
     assert diagnose().exit_code == FOUND
-    result = diagnose("--ignore", "E027=workers may not read attributes")
+    app.conf.sqs_backoff = {"ignore_findings": {"E027": "workers may not read attributes"}}
+    result = diagnose()
     assert result.exit_code == UNREACHABLE
     assert f"cannot read queue {queue.name}: AccessDenied" in result.stderr
     assert "all well" not in result.stdout
