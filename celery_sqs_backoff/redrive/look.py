@@ -35,15 +35,12 @@ if TYPE_CHECKING:
 DEFAULT_SAMPLE = 1_000
 
 #: ``Plan.letters`` keeps the facts of this number of messages. Further messages are only counted.
-_MOST_FACTS, _MOST_FACTS_WITH_COPY = 10_000, 1_000
+_MOST_FACTS = 10_000
 
 #: How long a receive hides a message. A longer peek renews the hold.
 _HOLD_SECONDS = 60
 
 _MOST_THREADS = 8
-
-#: A histogram counts this number of different values. It counts the rest together as "(others)".
-_MOST_VALUES = 1_000
 
 #: Upper ends of the age classes, in seconds.
 _AGES: Mapping[str, float] = {
@@ -223,11 +220,10 @@ def look_through(
             copy([m for m, _ in selected], arns)
         with ledger.lock:
             plan.looked_at += len(messages)
-            most = _MOST_FACTS if copy is None else _MOST_FACTS_WITH_COPY
             for message, disposition in selected:
                 facts = _facts(message, disposition, route, at, raw=raw)
                 _count(plan, facts, message, route.retention_seconds, at)
-                if len(plan.letters) < most:
+                if len(plan.letters) < _MOST_FACTS:
                     plan.letters.append(facts)
 
     sweep = Sweep(
@@ -291,8 +287,7 @@ def _count(
         (plan.by_destination, facts.destination or "(not known: use --to)"),
         (plan.by_action, f"{facts.action}: {facts.why}" if facts.why else facts.action),
     ):
-        is_counted = value[:200] in count or len(count) < _MOST_VALUES
-        count[value[:200] if is_counted else "(others)"] += 1
+        count[value[:200]] += 1
     if message.sent_at is not None and retention:
         left = max(0.0, message.sent_at + retention - now)
         plan.oldest_expires_in_seconds = _least(plan.oldest_expires_in_seconds, left)

@@ -102,11 +102,25 @@ class Sender:
                 yield message, entry
 
     def _entry(self, to: Endpoint, message: DlqMessage) -> dict[str, Any]:
+        """Return the entry for SendMessageBatch, without ``Id``.
+
+        The deduplication ID is not the message's original one: within five minutes of the original
+        send, SQS would discard the replay and report it as sent. It is made from the message ID in
+        the source. SQS gives a message a new ID at each send, so a later replay has another one. A
+        resumed run uses the same one, so SQS accepts each message only once.
+        """
         now, extend = self._halt.now(), self._options.expired == "extend"
-        spread = self._options.spread or 0.0
-        return message.entry(run_id=self.run_id, now=now, extend=extend) | for_destination(
-            message, is_fifo=to.is_fifo, now=now, spread=spread
-        )
+        entry = message.entry(run_id=self.run_id, now=now, extend=extend)
+        if message.group_id is not None:  # standard queues use it, too, for fair queues
+            entry["MessageGroupId"] = message.group_id
+        if to.is_fifo:
+            entry.setdefault("MessageGroupId", "default")
+            entry["MessageDeduplicationId"] = f"redrive-{message.id}"[:128]
+            return entry
+        delay = message.due_in(now) + random.uniform(0, self._options.spread or 0.0)
+        if delay >= 1:
+            entry["DelaySeconds"] = min(MAX_DELAY_SECONDS, int(delay))
+        return entry
 
     def _resends(self, to: Endpoint) -> bool | None:
         """Return whether messages in doubt are sent again.
@@ -198,10 +212,8 @@ class Sender:
             self.held_groups |= {message.group_id for message in messages}
 
     def _give_up(self, to: Endpoint, left: Sequence[Outgoing], failure: Failure) -> None:
-        why, messages = (
-            explain(f"SendMessageBatch to {to.name}", failure),
-            [message for message, _ in left],
-        )
+        why = explain(f"SendMessageBatch to {to.name}", failure)
+        messages = [message for message, _ in left]
         if to.is_fifo:
             self._ledger.name_doubted(messages)
         self._fail(to, messages, why)
@@ -244,40 +256,5 @@ class Sender:
         denied = next((f for f in undeleted.values() if f.kind in CLOSED), None)
         if denied is None and len(self._undeleted) <= _MOST_UNDELETED:
             return
-        why = explain("DeleteMessageBatch", denied or next(iter(undeleted.values())))
-        if sent := self._undeleted & self._ledger.undeleted.keys():
-            why += (
-                f" {len(sent)} messages are sent, and SQS has not deleted them: a run without this"
-                " one's journal sends them again"
-            )
-        self._halt(Ended.UNREACHABLE, why)
-
-
-def for_destination(
-    message: DlqMessage, *, is_fifo: bool, now: float, spread: float
-) -> dict[str, object]:
-    """Return the group ID, deduplication ID and delay that the destination needs.
-
-    The deduplication ID is not the message's original one: within five minutes of the original
-    send, SQS would discard the replay and report it as sent. It is made from the message ID in the
-    source. SQS gives a message a new ID at each send, so a later replay has another one. A resumed
-    run uses the same one, so SQS accepts each message only once.
-
-    Arguments:
-        is_fifo: whether the destination is a FIFO queue.
-        now: seconds since the epoch.
-        spread: seconds; each message gets a random delay up to this (standard queues).
-    """
-    added: dict[str, object] = {}
-    if message.group_id is not None:  # standard queues use it, too, for fair queues
-        added["MessageGroupId"] = message.group_id
-    if is_fifo:
-        added.setdefault("MessageGroupId", "default")
-        added["MessageDeduplicationId"] = f"redrive-{message.id}"[:128]
-        return added
-    delay = message.due_in(now)
-    if spread:
-        delay += random.uniform(0, spread)
-    if delay >= 1:
-        added["DelaySeconds"] = min(MAX_DELAY_SECONDS, int(delay))
-    return added
+        failure = denied or next(iter(undeleted.values()))
+        self._halt(Ended.UNREACHABLE, explain("DeleteMessageBatch", failure))

@@ -255,9 +255,6 @@ def test_a_copy_of_a_long_queue_ends_and_is_written_as_it_goes(tmp_path, message
     assert len({id_ for batch in written for id_ in batch}) == sum(map(len, written)) == messages
     assert max(map(len, written)) <= 10
     assert world.calls["receive_message"] <= messages / 10 + 10, "nothing is shown again meanwhile"
-    assert len(plan.letters) <= 1_000, "what is kept does not grow with the queue"
-    assert len(plan.by_reason) == 1_001
-    assert plan.by_reason["(others)"] == messages - 1_000
     assert not any(letter.raw for letter in plan.letters)
     assert not world.sqs.queues[world.source.url].in_flight(), "all is given back"
 
