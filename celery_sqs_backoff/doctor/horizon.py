@@ -26,12 +26,10 @@ def dead_lettered_after(
     retry_for: float | None,
     max_retries: int | None,
     retention: int,
-) -> tuple[float, float]:
-    """Return after how many seconds of an outage messages become dead letters.
+) -> float:
+    """Return after how many seconds of an outage half of the messages are dead letters.
 
-    The first number is the time of the first dead letter. After the second number, half of the
-    messages are dead letters. While all calls fail, messages do not influence one another, so each
-    time is a sum of delays.
+    While all calls fail, messages do not influence one another, so each time is a sum of delays.
 
     Args:
         backoff: the delay policy.
@@ -47,7 +45,7 @@ def dead_lettered_after(
         min(longest, sum(max(1.0, backoff.delay(n, rng)) for n in range(1, retries + 1)))
         for _ in range(max(1, min(DRAWS, _MOST_DELAYS // max(1, retries))))
     )
-    return ends[0], ends[len(ends) // 2]
+    return ends[len(ends) // 2]
 
 
 def receives_within(

@@ -375,22 +375,17 @@ def _more_receives(queue: QueueFacts, task: TaskFacts, allowed: int, needed: int
 
 def _in_an_outage(queue: QueueFacts, task: TaskFacts, allowed: int) -> str:
     assert task.backoff is not None
-    first, half = dead_lettered_after(
+    seconds = dead_lettered_after(
         task.backoff,
         allowed,
         retry_for=task.retry_for,
         max_retries=task.max_retries,
         retention=queue.retention_seconds or _FOUR_DAYS_SECONDS,
     )
-    if queue.is_fifo:
-        return (
-            "The first message of each message group would be dead-lettered about"
-            f" {in_words(half)} into an outage, then the next one. Deploys and crashes"
-            " use up receives too."
-        )
+    which = "The first message of each message group" if queue.is_fifo else _messages(queue)
     return (
-        f"{_messages(queue)} would be dead-lettered about {in_words(half)} into an outage, the"
-        f" first after {in_words(first)}. Deploys and crashes use up receives too."
+        f"{which} would be dead-lettered about {in_words(seconds)} into an outage. Deploys and"
+        " crashes use up receives too."
     )
 
 

@@ -305,7 +305,7 @@ def test_the_delays_of_a_fifo_queue_are_those_under_fifo_cap():
     assert (found.id, found.subject) == ("W010", "mails.fifo")
     assert "up to 914 receives" in found.evidence
     assert "under its fifo_cap of 300 s" in found.evidence
-    assert "about 3.8 hours into an outage, then the next one" in found.consequence
+    assert "about 3.8 hours into an outage" in found.consequence
     assert examine(fifo_with(1000)) == []
 
 
@@ -450,20 +450,18 @@ def test_delays_that_are_too_short_for_any_number_of_receives_are_what_is_to_be_
 
 
 @cases(
-    "backoff receives first half",
+    "backoff receives half",
     {
-        "seven delays of 30 s": (Schedule([30]), 8, (210, 214), (210, 214)),
-        "no retry at all": (Schedule([30]), 1, (0, 2), (0, 2)),
-        "full jitter": (FullJitter(base=2, cap=3600), 7, (1, 40), (40, 100)),
+        "seven delays of 30 s": (Schedule([30]), 8, (210, 214)),
+        "no retry at all": (Schedule([30]), 1, (0, 2)),
+        "full jitter": (FullJitter(base=2, cap=3600), 7, (40, 100)),
     },
 )
-def test_the_time_to_a_dead_letter(backoff, receives, first, half):
+def test_the_time_to_a_dead_letter(backoff, receives, half):
     found = dead_lettered_after(
         backoff, receives, retry_for=36 * 3600, max_retries=None, retention=345_600
     )
-    assert first[0] <= found[0] <= first[1]
-    assert half[0] <= found[1] <= half[1]
-    assert found[0] <= found[1]
+    assert half[0] <= found <= half[1]
 
 
 def test_a_queue_that_tasks_go_to_and_nobody_looked_at_is_not_well():
