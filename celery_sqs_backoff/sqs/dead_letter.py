@@ -21,9 +21,6 @@ ATTRIBUTE_NAME = "celery-sqs-backoff"
 #: because SQS and the worker keep all attributes except the dead-letter record.
 REPLAY_ATTRIBUTE = "celery-sqs-backoff-replay"
 
-#: The header of Celery for that mark, if the message has ten attributes of its own.
-REPLAY_HEADER = "sqs_backoff_replay"
-
 #: Longer marks are not read, because a sender may have written anything.
 _MAX_MARK_CHARACTERS = 1_000
 

@@ -8,7 +8,6 @@ from typing import Any, Final
 from .calls import Calls
 from .clients import Clients
 from .errors import Failure, Kind, Operation, failure_of
-from .queues import queue_name
 
 #: By default botocore waits 60 s and tries again. Here a person waits for a command, which must
 #: report soon that SQS does not answer.
@@ -69,11 +68,6 @@ class QueueFinder:
     def key(self, name: str) -> str:
         """Return the name by which kombu looks for a queue that Celery calls ``name``."""
         return str(self._channel.canonical_queue_name(name))
-
-    def name_in_sqs(self, name: str) -> str:
-        """Return the SQS name of a queue that Celery calls ``name``. Makes no call."""
-        queue = self.predefined.get(self.key(name))
-        return self.key(name) if queue is None else queue_name(str(queue["url"]))
 
     def calls(self, url: str) -> Calls:
         """Return the calls on a queue, with the credentials of its ``predefined_queues`` entry."""
