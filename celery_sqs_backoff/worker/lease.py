@@ -28,19 +28,21 @@ if TYPE_CHECKING:
     from .settlement import SettlementTable
 
 #: A renewal asks for at least this many seconds, even if the queue's visibility timeout is shorter.
-#: This limits the calls. A message of a killed worker may stay hidden for this time.
+#: This limits the calls. After a worker is killed, its messages may stay hidden for this time.
 _MIN_RENEWAL_SECONDS = 10
 
-#: The worker renews a message when this share of the timeout is over, so two more tries fit.
+#: The worker renews a message when this share of the visibility timeout is over. If a renewal
+#: fails, the worker has time for two more tries.
 RENEW_AT_SHARE = 1 / 3
 
 #: After this many failures of its delete or dead letter, each renewal hides a message for longer.
-#: Before, the failure may be transient, and the message must be back soon if the worker is killed.
+#: Until then the failure may be transient. The message must then come back soon if the worker is
+#: killed.
 _TRANSIENT_FAILURES = 3
 _FIRST_KEEP_HIDDEN_SECONDS = 30
 _MAX_KEEP_HIDDEN_SECONDS = 900
 
-#: How long to hide a message that needs a dead letter while its queue has not been read.
+#: How long to hide a message that needs a dead letter, if its queue's attributes are not read yet.
 _POSTPONED_SECONDS = 5
 
 
@@ -101,19 +103,19 @@ def _do_nothing() -> None:
 class Lease:
     """One received message, held until it is settled once.
 
-    A settlement is a new state, and the keeper makes its calls. The first settlement wins, and a
-    later one returns ``False``. No method blocks or raises. Only the keeper changes the state,
-    under its lock. Times are seconds of the keeper's clock.
+    A settlement sets a new state, and the keeper makes the calls for it. Only the first settlement
+    counts. A later one returns ``False``. No method blocks or raises. Only the keeper changes the
+    state, under its lock. Times are seconds of the keeper's clock.
 
     Arguments:
         queue: the queue's attributes.
-        calls: the port to the queue.
+        calls: makes the calls to the queue.
         message: the message as ReceiveMessage returned it.
         body: its body, unchanged.
         delivery: the facts of this receive.
         received_at: when the worker saw the message.
         keeper: carries out the settlement.
-        free: releases the message's place in the prefetch window; may be called again.
+        free: releases the message's place in the prefetch window. A second call has no effect.
         hidden_seconds: the visibility timeout of the receive; ``None``: the queue's own.
     """
 
@@ -128,8 +130,9 @@ class Lease:
     hidden_seconds: int | None = None
 
     message_id: str = field(init=False)
-    #: The newest receipt handle, and kombu's delivery tag: the handle of this receive.
+    #: The newest receipt handle.
     handle: str = field(init=False)
+    #: kombu's delivery tag. It is the receipt handle of this receive, and never changes.
     tag: str = field(init=False)
     #: The message's key in the table.
     key: tuple[str, str] = field(init=False)
@@ -138,16 +141,20 @@ class Lease:
 
     #: The name of its queue in Celery.
     source: str = ""
-    #: The payload for kombu. ``None``: the message is no task, for the reason in ``why``.
+    #: The payload for kombu. ``None``: the message is no task, for the reason in ``why``. Empty:
+    #: the app's adapter says that the message needs no task.
     payload: dict[str, Any] | None = None
     why: str = ""
     #: The options of its task. ``None``: the task is not known, or has another base class.
     options: Options | None = None
-    #: The gate of its task's provider, once Celery has found the task. ``None``: no provider.
+    #: The gate (circuit breaker) of its task's provider, once Celery has found the task. ``None``:
+    #: no provider.
     gate: Gate | None = None
-    #: Celery makes it wait for its ETA or a rate limit. It is admitted again when it starts.
+    #: Whether Celery makes it wait for its ETA or for a rate limit. Then it is admitted again when
+    #: it starts.
     waits_in_celery: bool = False
-    #: Continues after the wait for its provider. ``None``: the inbox delivers it to Celery.
+    #: The inbox calls this when its wait for its provider is over. ``None``: the inbox gives the
+    #: message to Celery.
     go_on: Callable[[], object] | None = None
     #: The reason to give it up instead of running it. ``None``: it may run.
     refused: GiveUpReason | None = None
@@ -155,16 +162,17 @@ class Lease:
     handed_to_pool: Callable[[], bool] = _no
     #: Called once when another worker may have the message. Must not block.
     on_lost: Callable[[], None] | None = None
-    #: Its turn at its provider has come, and its task has not begun.
+    #: Whether its provider has let it start, and its task has not begun.
     has_turn: bool = False
-    #: Whether it takes up a process's place in the prefetch window while it waits for its turn.
+    #: Whether it takes up a process's place in the prefetch window while it waits for its provider.
     keeps_place: bool = False
 
     # Its settlement
 
     state: State = State.HELD
-    #: When its visibility timeout ends, and when to renew it.
+    #: When its visibility timeout ends.
     visible_at: float = 0.0
+    #: When to renew it.
     renew_at: float = 0.0
     #: HIDE, BRING_FORWARD, GIVE_BACK: when SQS should show the message again.
     due_at: float = field(init=False)
@@ -172,16 +180,18 @@ class Lease:
     recall: Recall | None = None
     #: DEAD_LETTER: the record to send with it. ``None``: without a record.
     record: DeadLetterRecord | None = None
-    #: Its visibility timeout ended without a renewal. A standard queue still accepts the receipt
-    #: handle then, which may change the visibility timeout of another worker.
+    #: Whether another worker may have it, because a renewal came too late or was refused. A
+    #: standard queue still accepts the old receipt handle. A call with it could change the
+    #: visibility timeout that the other worker relies on.
     may_be_lost: bool = False
-    #: HIDING: a change of visibility may have taken effect although its response was lost.
+    #: In a state of HIDING: whether a change of visibility may have taken effect although its
+    #: response was lost.
     in_doubt: bool = False
-    #: The run has ended after the message was lost, so a new receive gets a new lease.
+    #: Whether the run has ended after the message was lost. Then a new receive gets a new lease.
     is_over: bool = False
     #: Failed tries of its present call.
     failures: int = 0
-    #: It gets a call of its own, because SQS refused a whole batch for one of its entries.
+    #: Whether it gets a call of its own, because SQS refused a whole batch for one of its entries.
     goes_alone: bool = False
 
     def __post_init__(self) -> None:
@@ -193,20 +203,20 @@ class Lease:
         self.extend(self.received_at, seconds)
 
     def is_settled(self) -> bool:
-        """Return whether it is no longer held."""
+        """Return whether the message is settled or lost, so that the worker no longer holds it."""
         return self.state is not State.HELD
 
     def may_start(self) -> bool:
         """Return whether the worker still holds the message, just before its task starts.
 
-        A process that was paused for longer than the visibility timeout (``docker pause``, a
-        suspended machine) may continue before the keeper has noticed the loss.
+        If the visibility timeout is over, note the loss first. A process that was paused for longer
+        (``docker pause``, a suspended machine) may continue before the keeper has noticed the loss.
         """
         if self.state is State.HELD and self.keeper.clock() >= self.visible_at:
             self.lose()
         return self.state is State.HELD
 
-    # Settling
+    # Settling: each method returns whether this call has settled the message
 
     def done(self) -> bool:
         """Delete the message of a finished task. This worker does not run it again."""
@@ -221,17 +231,20 @@ class Lease:
         return self.keeper.settle(self, State.HIDE, due_at=self.keeper.clock() + seconds)
 
     def release(self) -> bool:
-        """Give the message back, to be received again immediately."""
+        """Give the message back, to be received again immediately.
+
+        This receive counts as an attempt. :meth:`give_back` is for tasks that were not started.
+        """
         return self.keeper.settle(self, State.GIVE_BACK, due_at=self.keeper.clock())
 
     def give_back(self, *, until: float | None = None, was_due: bool = False) -> bool:
         """Give back a message without starting its task. This receive does not count as an attempt.
 
         Arguments:
-            until: hide it until then. ``None``: show it immediately.
+            until: hide it until this time of the keeper's clock. ``None``: show it immediately.
             was_due: only its provider kept it from running, so ``retry_for`` counts the wait.
         """
-        if self.state is State.HELD:  # else its settlement has counted it
+        if self.state is State.HELD:  # else this call has no effect
             due_since = self.delivery.first_due_at if was_due else None
             self.keeper.memory.count_given_back(self.message_id, due_since=due_since)
         if until is not None:
@@ -242,7 +255,7 @@ class Lease:
         """Send the message to the queue's dead-letter queue, with a record of why.
 
         Arguments:
-            error: of the last run.
+            error: the error of the last run.
             facts: the other fields of the record.
         """
         record = DeadLetterRecord(
@@ -272,7 +285,7 @@ class Lease:
     # Transitions, under the keeper's lock
 
     def move(self, state: State, **facts: Any) -> None:
-        """Go to another state, as ``TRANSITIONS`` allow."""
+        """Set the attributes in ``facts``, and go to a state that ``TRANSITIONS`` allow."""
         assert state in TRANSITIONS[self.state], (self.state, state)
         for name, value in facts.items():
             setattr(self, name, value)
@@ -284,13 +297,14 @@ class Lease:
             self.move(State.HELD)
         self.queue, self.handle, self.received_at = newer.queue, newer.handle, newer.received_at
         self.visible_at, self.renew_at = newer.visible_at, newer.renew_at
-        # The run stays that of the first receive, so only the difference of the counts is noted.
+        # The run belongs to the first receive, so its facts stay. Add only the number of receives
+        # since then.
         since = newer.delivery.receive_count - self.delivery.receive_count
         self.delivery = replace(self.delivery, receives_since=since)
         self.may_be_lost = self.in_doubt = False
 
     def shed(self) -> None:
-        """Drop the content, because no further call needs it and a worker may hide thousands."""
+        """Drop the content to save memory. No further call needs it."""
         self.body, self.message, self.payload = "", {}, None
         self.handed_to_pool, self.on_lost, self.go_on = _no, None, None
 
@@ -309,18 +323,23 @@ class Lease:
         return self.may_be_lost or now >= self.visible_at or (self.in_doubt and now >= self.due_at)
 
     def seconds_to_hide(self, now: float) -> int:
-        """Return the timeout for a settlement. 0 shows the message. HIDE gets 1 or more."""
+        """Return the visibility timeout for a settlement, in seconds. 0 shows the message.
+
+        HIDE gets 1 or more.
+        """
         if self.state is State.GIVE_BACK:
             return 0
         least = 1 if self.state is State.HIDE else 0
-        return max(least, min(math.ceil(self.due_at - now), self._left(now)))
+        return max(least, min(math.ceil(self.due_at - now), self._seconds_left(now)))
 
     def seconds_to_renew(self, now: float, spread_seconds: int) -> int:
-        """Return the timeout for a renewal. 0 or less once the 12 hours are used up.
+        """Return the visibility timeout for a renewal, in seconds.
+
+        It is 0 or less when the 12 hours for which SQS hides a message are used up.
 
         Arguments:
             now: the time.
-            spread_seconds: the least to ask for, by the number of messages to renew.
+            spread_seconds: the least to ask for, from :func:`.settlement.spread_seconds`.
         """
         least = self.queue.visibility_timeout_seconds
         seconds = max(least, _MIN_RENEWAL_SECONDS, spread_seconds)
@@ -328,9 +347,9 @@ class Lease:
         if self.state is not State.HELD and lasting > 0:
             longer = _FIRST_KEEP_HIDDEN_SECONDS * 2 ** min(lasting, 10)
             seconds = max(seconds, min(longer, _MAX_KEEP_HIDDEN_SECONDS))
-        return min(seconds, self._left(now))
+        return min(seconds, self._seconds_left(now))
 
-    def _left(self, now: float) -> int:
-        """Return how long the 12 hours of SQS still allow to hide the message."""
+    def _seconds_left(self, now: float) -> int:
+        """Return for how many more seconds SQS's limit of 12 hours lets the worker hide it."""
         longest = MAX_VISIBILITY_TIMEOUT_SECONDS - TWELVE_HOURS_MARGIN_SECONDS
         return int(longest - (now - self.received_at))

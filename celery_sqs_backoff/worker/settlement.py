@@ -4,14 +4,21 @@
 does no I/O, starts no threads, and does not know Celery. Any thread may use it: each method that
 changes the table takes the lock, and ``next_at``, ``waiting`` and ``waiting_for`` only read.
 
-- A queue has at most one call about visibility under way, so a renewal cannot overtake a backoff.
+A lease is one received message. Its hold is the time for which SQS hides the message from other
+workers. A renewal extends the hold. A settlement deletes the message, sends it to the dead-letter
+queue, hides it for a while, or gives it back. A lane is one action on one queue, such as the
+deletes of a queue.
+
+- A queue has at most one change of visibility under way. So a renewal cannot overtake a settlement
+  that hides the message.
 - A batch is sent when it is full, or when its first entry has waited ``linger_seconds``.
-- After an entry fails, its message pauses. After a whole call fails, its lane (one action on one
-  queue) pauses, so that an outage costs few calls.
+- After an entry fails, its message pauses. After a whole call fails, its lane pauses, so that an
+  outage costs few calls.
 - A message that waits for its delete or its dead letter is renewed like a held one, so that no
   other worker gets it.
-- A backoff makes no call for a message that another worker may have received by then.
-- A hidden message that this worker may bring forward stays in the table until it is due.
+- If another worker may have received a message, the table does not hide it or give it back,
+  because the call would change the hold of that worker.
+- A hidden message that this worker may bring forward stays in the table until it is almost due.
 """
 
 from __future__ import annotations
@@ -48,8 +55,8 @@ T = TypeVar("T")
 #: A renewal may be early by this share of the visibility timeout, if a call has room for it.
 _RENEW_EARLY_SHARE = 1 / 24
 
-#: With many messages held, each renewal asks for longer. One queue then needs at most this many
-#: renewal calls a second, and no message is hidden for longer than this because of it.
+#: With many messages held, each renewal asks for more seconds, so that one queue needs about this
+#: many renewal calls a second. This makes no renewal longer than ``_MAX_SPREAD_SECONDS``.
 _RENEWALS_PER_SECOND = 20
 _MAX_SPREAD_SECONDS = 900
 
@@ -59,7 +66,7 @@ _AFTER_TRANSIENT = FullJitter(base=0.2, cap=10)
 #: Backoff for refusals that need an operator, such as a missing permission.
 _AFTER_REFUSAL = EqualJitter(base=4, cap=60)
 
-#: After a failed call, a queue counts as failing for this time.
+#: A lane counts as failing until a call succeeds, or until this long after its pause.
 _FAILING_SECONDS = 60.0
 
 #: Backoff for a dead letter that cannot be sent.
@@ -71,16 +78,20 @@ _REMOVALS = {State.DELETE: Operation.DELETE, State.DEAD_LETTER: Operation.SEND}
 #: States in which the table waits for a response of SQS.
 _SETTLING = HIDING | _REMOVALS.keys()
 
-#: Names of calls in the log, if they are not the name of the state.
+#: The words for calls in the log, where they differ from the names of the states.
 _VERBS = {State.HELD: "renew", State.DEAD_LETTER: "send"}
 
-#: Messages to remember of each kind. The oldest are forgotten first. One queue can have this many
-#: messages in flight. With a lower limit, messages that come back in turn would all be forgotten.
+#: The most messages in each attribute of :class:`Memory`. The oldest are forgotten first. One queue
+#: can have this many messages in flight. If all of them come back one after the other, a lower
+#: limit would forget each message before it comes back.
 _REMEMBERED = MAX_IN_FLIGHT_MESSAGES
 
 
 def spread_seconds(held: int) -> int:
-    """Return the seconds to hide each of a queue's ``held`` messages, so that renewals are few."""
+    """Return the least seconds that a renewal asks for, if a queue has ``held`` messages to renew.
+
+    More messages get more seconds, so that the number of calls stays low.
+    """
     seconds = held / RENEW_AT_SHARE / MAX_BATCH_ENTRIES / _RENEWALS_PER_SECOND
     return min(math.ceil(seconds), _MAX_SPREAD_SECONDS)
 
@@ -91,9 +102,10 @@ class CallEntry:
 
     Attributes:
         lease: the message.
-        purpose: the state that asks for the call. ``HELD``: a renewal.
-        handle: its receipt handle.
-        seconds: the visibility timeout that a change asks for.
+        purpose: the state that the call carries out. ``HELD``: a renewal, even if the message
+            waits for its delete or its dead letter.
+        handle: the receipt handle of the message when the call was planned.
+        seconds: the visibility timeout to ask for. 0 for a delete or a dead letter.
     """
 
     lease: Lease
@@ -103,9 +115,9 @@ class CallEntry:
 
 
 class Agenda(dict[Lease, float]):
-    """Leases by the time at which each is due. A lease is in it once. Changes take O(log n).
+    """Leases by the time at which each is due, each lease once. Changes take O(log n).
 
-    ``pop`` cancels a lease. Its entry stays in the heap, and is skipped and removed later.
+    ``pop`` cancels the plan of a lease. Its entry stays in the heap, and is removed later.
     """
 
     def __init__(self) -> None:
@@ -114,7 +126,7 @@ class Agenda(dict[Lease, float]):
         self._count = itertools.count()
 
     def put(self, lease: Lease, at: float) -> None:
-        """Plan a lease, or change its plan."""
+        """Plan a lease for a time. An earlier plan of the lease ends."""
         self[lease] = at
         heapq.heappush(self.heap, (at, next(self._count), lease))
         if len(self.heap) > 2 * len(self) + 64:
@@ -131,7 +143,7 @@ class Agenda(dict[Lease, float]):
         return math.inf
 
     def take(self, until: float, at_most: int) -> list[Lease]:
-        """Remove and return leases that are due by ``until``, the first ones first."""
+        """Remove and return up to ``at_most`` leases that are due by ``until``, the first first."""
         leases: list[Lease] = []
         while self.heap and self.heap[0][0] <= until and len(leases) < at_most:
             at, _, lease = heapq.heappop(self.heap)
@@ -146,9 +158,9 @@ class Lane:
     """One action on one queue, with the leases that wait for it.
 
     Arguments:
-        url: of the queue of the messages.
+        url: the URL of the queue that has the messages.
         operation: the action.
-        capacity: calls that may be under way at a time.
+        capacity: the most calls that may be under way at a time.
     """
 
     url: str
@@ -159,7 +171,7 @@ class Lane:
     under_way: int = 0
     failures: int = 0  # calls in a row that failed as a whole
     not_before: float = 0.0
-    #: When a call may be due. Infinity: no entry waits, or no further call may be under way.
+    #: When a call may be due. Infinity: no entry waits, or ``capacity`` calls are under way.
     look_at: float = math.inf
 
 
@@ -168,7 +180,7 @@ _LOOK_AT, _IS_OF_LANE = attrgetter("look_at"), attrgetter("is_of_lane")
 
 class _Lanes(dict[tuple[str, Operation], Lane]):
     def __missing__(self, key: tuple[str, Operation]) -> Lane:
-        # Two deletes at a time, because one deletes only ten messages per round trip.
+        # Two deletes at a time, because one call deletes only ten messages per round trip.
         lane = self[key] = Lane(*key, capacity=2 if key[1] is Operation.DELETE else 1)
         return lane
 
@@ -179,8 +191,8 @@ class Call:
 
     Attributes:
         lane: the action, and the queue of the messages.
-        entries: up to ten.
-        asked_at: when the call was taken, seconds of the table's clock.
+        entries: one to ten entries.
+        asked_at: when ``next_call`` returned the call, in seconds of the table's clock.
     """
 
     lane: Lane
@@ -197,10 +209,10 @@ class Memory:
 
     Attributes, each by message ID:
         fates: the record for the dead letter of a settled message. ``None``: it is only deleted.
-        crashes: the number of runs that ended with their process.
+        crashes: the number of runs that count against ``crash_budget``.
         times_given_back: the number of receives that led to no run.
-        due_since: when the message could have run if its provider had been up, seconds since the
-            epoch.
+        due_since: when the message could have run if its provider had been up, in seconds since
+            the epoch.
     """
 
     def __init__(self) -> None:
@@ -211,9 +223,9 @@ class Memory:
         self.due_since: OrderedDict[str, float] = OrderedDict()
 
     def settled(self, message_id: str, record: DeadLetterRecord | None) -> None:
-        """Note that a message is done or, if ``record`` is given, that it becomes a dead letter.
+        """Note that a message is only deleted, or that it becomes a dead letter with a ``record``.
 
-        The texts of the record, which may be long, are not remembered.
+        The error's text and traceback may be long, so the memory does not keep them.
         """
         if record is not None:
             record = replace(record, exception_message=None, traceback=None)
@@ -221,16 +233,16 @@ class Memory:
             _remember(self.fates, message_id, record)
 
     def count_crash(self, message_id: str) -> int:
-        """Count a run of the message that ended with its process, and return the count."""
+        """Count a crash of the message's run (``End.is_crash``). Return the count."""
         with self._lock:
             return _remember(self.crashes, message_id, self.crashes.get(message_id, 0) + 1)
 
     def count_given_back(self, message_id: str, *, due_since: float | None = None) -> None:
-        """Count a receive after which the message was given back without having been run.
+        """Count a receive of the message that leads to no run.
 
         Arguments:
-            due_since: since then only its provider has kept it from running, seconds since the
-                epoch. ``None``: it was given back for another reason.
+            due_since: since when only its provider has kept it from running, in seconds since the
+                epoch. ``None``: it does not run for another reason.
         """
         with self._lock:
             if due_since is not None:
@@ -248,13 +260,13 @@ def _remember(memory: OrderedDict[str, T], key: str, value: T) -> T:
 
 
 class SettlementTable:
-    """All messages that are held or being settled.
+    """All messages that a worker holds, settles, or may bring forward.
 
     Arguments:
         linger_seconds: how long a settlement may wait for others, to be sent in one batch.
             It is short, because a task runs again if its worker is killed in that time.
-        clock: seconds; it never goes back.
-        rng: for the jitter between tries.
+        clock: returns seconds, and never goes back.
+        rng: draws the jitter between tries.
     """
 
     def __init__(
@@ -265,7 +277,8 @@ class SettlementTable:
         rng: random.Random | None = None,
     ) -> None:
         self.clock = clock
-        #: The lock of the table, and of the providers' gates, which bring its messages forward.
+        #: The lock of the table. The providers' gates share it, because they bring its messages
+        #: forward.
         self.lock = threading.RLock()
         self.memory = Memory()
         #: The events of this worker, for its observers.
@@ -274,24 +287,31 @@ class SettlementTable:
         self._rng = rng or random.Random()
         self._leases: dict[tuple[str, str], Lease] = {}
         self._lanes = _Lanes()
-        #: Held and hidden leases by the end of their holds. At its end the task of a held lease is
-        #: notified, even if its renewal hangs, or waits behind another call.
+        #: Held and hidden leases, by the end of their holds. When a held lease's hold ends, the
+        #: table notifies its task, even if the renewal hangs or waits behind another call.
         self._holds = Agenda()
-        #: Notifications of observers and tasks, which wait until the lock is free.
+        #: Notifications for observers and tasks. They wait until the lock is free.
         self._news: list[Callable[[], object]] = []
         self._waiting: Counter[str] = Counter()
         self._unanswered = 0  # messages in BRING_FORWARD
 
     def _note_change(self, at: float) -> None:
-        """Note, under the lock, that the next call may be due already at this time."""
+        """Do nothing. The keeper overrides this to wake its thread if a call is due earlier.
+
+        The table calls this under its lock.
+
+        Arguments:
+            at: when the next call may be due.
+        """
 
     # Messages
 
     def hold(self, lease: Lease) -> None:
         """Hold a message that was received, and renew it until it is settled.
 
-        If this worker has the message already, the earlier lease goes on with the newer receipt
-        handle, and the new lease is not used. If the message is done, it is settled immediately.
+        If this worker still needs an earlier lease on the message, the earlier lease goes on with
+        the newer receipt handle, and the new lease is not used. Else, if this worker remembers how
+        it has settled the message, it settles the message the same way immediately.
         """
         with self.lock:
             earlier = self._leases.get(lease.key)
@@ -334,7 +354,7 @@ class SettlementTable:
         Arguments:
             state: DELETE, DEAD_LETTER, HIDE or GIVE_BACK.
             is_finished: the task must not run again here, even if the message was lost.
-            facts: attributes of the lease that the state needs.
+            facts: attributes to set on the lease, as the state needs them.
 
         Returns:
             True if this call has settled the message. False if it was settled or lost before. A
@@ -353,7 +373,7 @@ class SettlementTable:
             self._waiting[lease.queue.url] += 1
             if state in HIDING:
                 self._plan(lease, now)
-            else:  # its next renewal stays planned
+            else:  # the next renewal stays planned
                 self.memory.settled(lease.message_id, lease.record)
                 self._holds.pop(lease, None)
                 self._plan_removal(lease, now)
@@ -374,14 +394,14 @@ class SettlementTable:
         return True
 
     def lose(self, lease: Lease) -> None:
-        """Make no further call for a message that is held, and notify its task."""
+        """Stop the calls for a held message: another worker may have it. Notify its task."""
         with self.lock:
             if lease.state is State.HELD:
                 self._lose(lease, is_void=True)
         self._tell()
 
     def bring_forward(self, leases: Iterable[tuple[Lease, float]]) -> None:
-        """Let SQS show hidden messages earlier, each at the time given with it."""
+        """Plan the calls that let SQS show hidden messages earlier, each at the given time."""
         with self.lock:
             for lease, due_at in leases:
                 if lease.state is State.HIDDEN:
@@ -408,14 +428,14 @@ class SettlementTable:
             return max(0, most - self._unanswered)
 
     def queue_read(self, queue: Queue) -> None:
-        """Use a queue's newest attributes also for the messages that were received before."""
+        """Use a queue's newest attributes for its messages that were received earlier, too."""
         with self.lock:
             for lease in self._leases.values():
                 if lease.queue.url == queue.url:
                     lease.queue = queue
 
     def _forget(self, lease: Lease) -> None:
-        """End a message without any call."""
+        """Remove a lease and its plans from the table. The table makes no further call for it."""
         if self._leases.get(lease.key) is not lease:
             return
         del self._leases[lease.key]
@@ -430,10 +450,10 @@ class SettlementTable:
             lease.recall.among.discard(lease)
 
     def seconds_to_receive_for(self, queue: Queue) -> int:
-        """Return the visibility timeout in seconds to ask for at a receive.
+        """Return the visibility timeout in seconds that a receive asks for.
 
-        The worker always asks, because the queue's own timeout may have been lowered since it was
-        read. With thousands of messages held, it asks for more, so that renewals come in time.
+        Each receive asks for one, because the queue's own timeout may have been lowered since it
+        was read. With thousands of messages held, it is longer, so that renewals come in time.
         """
         with self.lock:
             lane = self._lanes[queue.url, Operation.CHANGE_VISIBILITY]
@@ -456,12 +476,13 @@ class SettlementTable:
 
     def next_at(self) -> float:
         """Return when the next call may be due, or infinity if no call is planned."""
-        # The first hold may have been cancelled. Then no call is due, which costs little.
+        # The first hold in the heap may be cancelled. Then the caller finds no call, which costs
+        # little.
         first = self._holds.heap[0][0] if self._holds.heap else math.inf
         return min(first, min(map(_LOOK_AT, self._lanes.values()), default=math.inf))
 
     def hurry(self) -> None:
-        """Let no batch wait for more entries."""
+        """Stop waiting for more entries of a batch, because the worker stops."""
         with self.lock:
             self._linger = 0.0
             for lane in self._lanes.values():
@@ -469,7 +490,10 @@ class SettlementTable:
             self._note_change(self.clock())
 
     def next_call(self) -> Call | None:
-        """Take the call that is due now, if any. Give its results to ``enter``."""
+        """Return the call that is due now, or ``None``. The caller gives its results to ``enter``.
+
+        Also note the holds that have ended, and notify their tasks.
+        """
         call = None
         with self.lock:
             now = self.clock()
@@ -494,9 +518,10 @@ class SettlementTable:
                 self._miss(lease)
 
     def _entries(self, lane: Lane, now: float) -> list[CallEntry]:
-        """Return the entries of a call. All its dead letters go to one queue."""
+        """Take the entries of a lane's next call. All dead letters of a call go to one queue."""
         entries = list[CallEntry]()
-        # The kind that is more overdue goes first. The other kind fills the call.
+        # Of renewals and settlements, the more overdue kind goes first. The other kind fills the
+        # call. If there is still room, renewals that are almost due fill it.
         first, second = sorted((lane.renewals, lane.settling), key=Agenda.first_at)
         for agenda, share in ((first, 0.0), (second, 0.0), (lane.renewals, _RENEW_EARLY_SHARE)):
             early = share * entries[0].lease.queue.visibility_timeout_seconds if entries else 0.0
@@ -510,13 +535,13 @@ class SettlementTable:
         return entries
 
     def _entry(self, lease: Lease, lane: Lane, now: float) -> CallEntry | None:
-        """Return the entry of a lease for a call that goes now, or ``None`` if it is too late."""
+        """Return the entry of a lease for a call now. If it is too late, note the loss instead."""
         if lane.operation is not Operation.CHANGE_VISIBILITY:
             return CallEntry(lease, lease.state, lease.handle)
         if lease.state in HIDING:
             if not lease.may_be_visible(now):
                 return CallEntry(lease, lease.state, lease.handle, lease.seconds_to_hide(now))
-            self._too_late(lease, lease.state)
+            self._drop_late(lease, lease.state)
             return None
         seconds = lease.seconds_to_renew(now, spread_seconds(len(lane.renewals) + 1))
         if seconds >= 1:
@@ -545,7 +570,8 @@ class SettlementTable:
             for entry, result in zip(call.entries, results, strict=True):
                 lease = self._leases.get(entry.lease.key)
                 if result is None and entry.purpose is State.DEAD_LETTER:
-                    # Even for a lost message: when it is received again, it needs only its delete.
+                    # The dead letter is sent, even if the message was lost. When the message is
+                    # received again, it needs only its delete.
                     self.memory.settled(entry.lease.message_id, None)
                 if lease is not None:
                     is_shared = result is not None and results.count(result) > 1
@@ -569,28 +595,29 @@ class SettlementTable:
         *,
         is_shared: bool,
     ) -> None:
-        """Enter the result of one entry into its lease, or into a newer one on the message."""
+        """Enter the result of one entry into its lease, or into a newer lease on its message."""
         purpose, now = entry.purpose, self.clock()
         is_older = lease.handle != entry.handle and purpose is not State.DEAD_LETTER
         if lease is not entry.lease or is_older:
-            # The call may have changed the hold of the newer receive, so renew that now.
+            # The call may have changed the hold of the newer receive, so renew this hold now.
             lease.renew_at = now
             if lease is entry.lease or purpose not in _REMOVALS:
-                self._again(lease, purpose, now)
+                self._plan_again(lease, purpose, now)
         elif failure is None:
             self._confirm(lease, entry, asked_at, now)
         elif is_shared and failure.is_of_call and failure.kind.blame is Blame.ENTRY:
             lease.goes_alone = True
-            self._again(lease, purpose, now)
+            self._plan_again(lease, purpose, now)
         elif failure.kind is Kind.STALE_HANDLE and purpose is not State.DEAD_LETTER:
             if purpose is State.HELD and lease.state is State.HELD:
                 self._note(events.RenewalRefused, lease, code=failure.code)
                 self._lose(lease, is_void=True)
             elif purpose is not State.HELD or lease.state is State.DEAD_LETTER:
-                self._too_late(lease, purpose, failure)  # else its settlement will show the loss
+                self._drop_late(lease, purpose, failure)
+            # else it was a renewal, and the settlement of the message will show the loss
         elif failure.kind is Kind.BAD_ENTRY and lease.record and purpose is State.DEAD_LETTER:
             lease.record = None  # SQS has refused the record: the dead letter goes without it
-            self._again(lease, purpose, now)
+            self._plan_again(lease, purpose, now)
         else:
             self._postpone(lease, purpose, failure, now)
 
@@ -629,7 +656,7 @@ class SettlementTable:
         return True
 
     def _postpone(self, lease: Lease, purpose: State, failure: Failure, now: float) -> None:
-        """Plan another try after a pause, and emit an event if SQS has refused the call."""
+        """Plan another try after a pause. Emit an event if the failure is not transient."""
         if not failure.is_transient:
             action = f"{_VERBS.get(purpose, purpose.value)} messages"
             if purpose is State.DEAD_LETTER:
@@ -652,21 +679,22 @@ class SettlementTable:
         if purpose is State.HELD:
             lease.renew_at, at = at, now
         elif purpose in HIDING:
-            at = max(now, min(at, lease.visible_at))  # a later one could end another worker's hold
-        self._again(lease, purpose, at)
+            # A later call could end another worker's hold.
+            at = max(now, min(at, lease.visible_at))
+        self._plan_again(lease, purpose, at)
 
     def _pause(self, tries: int, failure: Failure, lease: Lease, purpose: State) -> float:
         """Return the seconds before another try.
 
-        After a transient failure the pause is at most a tenth of the visibility timeout, or 1
-        second. The next settlement waits in the same lane, and SQS must not show that message
-        before the call for it.
+        The pause is at most a tenth of the visibility timeout (or 1 second, if that is more) after
+        a transient failure, and after each of the first three refusals, except those of a delete.
+        Other messages wait in the same lane, and SQS must not show them before their calls.
         """
         if purpose is State.DEAD_LETTER:
             return _AFTER_UNSENT.delay(tries, self._rng)
         policy = _AFTER_TRANSIENT if failure.is_transient else _AFTER_REFUSAL
         pause = policy.delay(tries, self._rng)
-        # The first refusals may be a mistake, and the queue's renewals wait in the same lane.
+        # The first refusals may be a mistake, and renewals wait in the lane of a refused change.
         is_soon = failure.is_transient or (purpose is not State.DELETE and tries <= 3)
         most = max(1.0, lease.queue.visibility_timeout_seconds / 10)
         return min(pause, most) if is_soon else pause
@@ -678,7 +706,7 @@ class SettlementTable:
         self._news.append(partial(self.events.emit, event))
 
     def _tell(self) -> None:
-        """Notify observers and tasks of all that waited for the lock. Call it without the lock."""
+        """Make the notifications that have waited for the lock. Call this without the lock."""
         with self.lock:
             news, self._news = self._news, []
         for tell in news:
@@ -688,8 +716,11 @@ class SettlementTable:
                 # An observer may fail, but the thread must go on for other messages.
                 logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
 
-    def _too_late(self, lease: Lease, purpose: State, failure: Failure | None = None) -> None:
-        """Make no further call for a lease. Emit an event unless the message comes back anyway."""
+    def _drop_late(self, lease: Lease, purpose: State, failure: Failure | None = None) -> None:
+        """Drop a settlement that comes too late, because another worker may have the message.
+
+        Emit an event, but not for ``BRING_FORWARD``, because that message comes back anyway.
+        """
         self._forget(lease)
         if purpose is not State.BRING_FORWARD:
             code = None if failure is None else failure.code
@@ -697,18 +728,25 @@ class SettlementTable:
             self._note(events.SettlementFailed, lease, action=action, code=code)
 
     def _miss(self, lease: Lease) -> None:
-        """Note that the lease was not renewed in time."""
+        """Note that the lease was not renewed in time. Lose it if it is held."""
         if lease.state is State.HELD and not lease.may_be_lost:
             self._lose(lease, is_void=False)
         lease.may_be_lost = True
 
     def _lose(self, lease: Lease, *, is_void: bool) -> None:
-        """Note the loss of a held message. It stays HELD if its task runs with a valid handle."""
+        """Note the loss of a held message.
+
+        If its task runs and its receipt handle may still work, it stays ``HELD``, and renewals go
+        on. If its task does not run, the table forgets it.
+
+        Arguments:
+            is_void: its receipt handle does not work any longer.
+        """
         lease.may_be_lost, runs = True, lease.handed_to_pool()
         if is_void or not runs:
             lease.move(State.LOST)
             self._plan(lease, self.clock())
-        if not runs:  # another worker may start it
+        if not runs:  # another worker may start its task
             self._forget(lease)
             self.memory.count_given_back(lease.message_id)
         self._news.append(partial(self._tell_loss, lease))
@@ -728,7 +766,12 @@ class SettlementTable:
     # Plans
 
     def _plan(self, lease: Lease, at: float) -> None:
-        """Plan the settlement of a lease, or else its next renewal and the end of its hold."""
+        """Plan the next steps for the visibility of a lease, in place of the earlier plans.
+
+        In a state of ``HIDING``, the next step is its settlement, at the time ``at``. Else it is
+        the next renewal, but not for a hidden or lost message. For a held or hidden message, also
+        plan the end of its hold.
+        """
         lane = self._lanes[lease.queue.url, Operation.CHANGE_VISIBILITY]
         for agenda in (lane.settling, lane.renewals, self._holds):
             agenda.pop(lease, None)
@@ -741,13 +784,13 @@ class SettlementTable:
         self._wake(lane)
 
     def _plan_removal(self, lease: Lease, at: float) -> None:
-        """Plan the lease's dead letter, or else its delete."""
+        """Plan the dead letter or the delete of a lease, as its state says."""
         lane = self._lanes[lease.queue.url, _REMOVALS[lease.state]]
         lane.settling.put(lease, at)
         self._wake(lane)
 
-    def _again(self, lease: Lease, purpose: State, at: float) -> None:
-        """Plan another call for the purpose of an entry."""
+    def _plan_again(self, lease: Lease, purpose: State, at: float) -> None:
+        """Plan another call with the purpose of a failed entry."""
         if purpose in _REMOVALS:
             self._plan_removal(lease, at)
         else:
