@@ -1,8 +1,8 @@
-"""Celery's request for a task of ours, which finds out how the run ended and settles the message.
+"""Celery's request for a task of ours. It finds out how a run ended, and settles the message.
 
-All callbacks run in the worker's main process, most of them in its event loop. Each settles the
-message first and then reports to Celery (results, hooks, signals, events). A failure in a
-report is logged, and has no effect on the message.
+All callbacks run in the worker's main process, most of them in its event loop. Each callback
+settles the message first, and then reports to Celery (results, hooks, signals, events). A failure
+in a report is logged, and has no effect on the message.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class SettledBeforeRun(Exception):
 
 
 class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
-    """Celery's request, which settles the lease where Celery would ack or reject.
+    """A request of Celery that settles the lease instead of acking or rejecting the message.
 
     Raises:
-        SettledBeforeRun: admission has refused the message, which is settled now.
+        SettledBeforeRun: admission has refused to run the message, and it is settled now.
     """
 
     acknowledged: bool  # Celery's: whether the message has been settled
@@ -61,7 +61,10 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     _report_success = Request.on_success
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Celery generates a subclass per task, and its ``on_success`` does not call ours."""
+        """Put our ``on_success`` in front of the one that Celery generates.
+
+        Celery generates a subclass for each task. The ``on_success`` there does not call ours.
+        """
         super().__init_subclass__(**kwargs)
         if "on_success" in vars(cls):
             cls._report_success = cls.on_success
@@ -87,8 +90,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     def request_dict(self) -> dict[str, Any]:
         """The request for the pool, with the delivery. The tracer removes the delivery.
 
-        If it stayed in ``self.request``, Celery would take it for a custom header and copy it to
-        the tasks that this one sends.
+        If the delivery stayed in ``self.request``, Celery would take it for a custom header, and
+        copy it to the tasks that this task sends.
         """
         return {**self._request_dict, DELIVERY_KEY: self.lease.delivery}
 
@@ -101,10 +104,10 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self.on_failure(_exc_info(failure), ended=refused)
 
     def _on_lost(self) -> None:
-        """Create the file that makes ``lease_lost`` true, and emit the event. For any thread.
+        """Create the file that makes ``lease_lost`` true, and emit the event. Safe in any thread.
 
-        The task may run in a process that was forked before the message was received, or spawned.
-        Such a process can still see a file. If the file cannot be created, that is logged.
+        The task may run in a process that was spawned, or that was forked before the worker
+        received the message. It can still see a file. If the file cannot be created, log the error.
         """
         lease = self.lease
         path = Path(lease.delivery.lost_flag or "")
@@ -145,32 +148,34 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             raise SettledBeforeRun from exc
 
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> None:
-        """End the run for a cold shutdown or after a lost connection, where the pool can.
+        """End the run for a cold shutdown or after a lost connection, if the pool can do that.
 
-        The pools solo and threads cannot, so the task runs to its end. Celery's error about that is
-        caught, because it would make the task fail.
+        The pools solo and threads cannot, so the task runs to its end. Catch Celery's error about
+        that, because it would make the task fail.
         """
         self._cancelling = True  # first, because eventlet's pool calls back before cancel() returns
         try:
-            super().cancel(pool, signal, **options)  # emit_retry, from Celery 5.6 on
+            super().cancel(pool, signal, **options)  # Celery 5.6 and later have emit_retry
         except NotImplementedError:
             self._cancelling = False
             logger.info("Task %s cannot be cancelled in this pool", _named(self))
 
     def cut_short(self) -> None:
-        """Settle a run that ends with the worker, so that another worker may start the message."""
+        """Give back the message of a run that ends with the worker. Another worker may run it."""
         if self._settler.settle(RunEnd(End.CANCELLED), _NO_ERROR) is not None:
             state.task_ready(self)
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
-        with _contained(self):  # an error would end the loop in which Celery 5.5 and 5.6 cancel
+        # Celery 5.5 and 5.6 cancel all requests in one loop. An error would end the loop.
+        with _contained(self):
             super()._announce_cancelled(*args, **kwargs)
         self._already_cancelled = True
 
     # Celery's callbacks when a run has ended: read the end, settle the message, report
 
     def on_success(self, result: Any, **kwargs: Any) -> None:
-        if isinstance(result, ExceptionInfo):  # threads, gevent, solo: celery/concurrency/base.py
+        # The pools threads, gevent and solo report a failure this way: celery/concurrency/base.py.
+        if isinstance(result, ExceptionInfo):
             self.on_failure(result)
             return
         failed, retval, runtime = result
@@ -194,8 +199,9 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         """Settle the message of a run that did not return, and let Celery report it.
 
         Arguments: as for Celery's method, and
-            ended: how the run ended. ``None``: the error or its report says so. If it is given, the
-                traceback is the worker's own and is not recorded.
+            ended: how the run ended. ``None``: read it from the error, or from the process's report
+                that came with it. If ``ended`` is given, the traceback is the worker's own, so the
+                dead letter does not record it.
         """
         exc = _raised(exc_info)
         if ended is None:
@@ -233,7 +239,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     def on_timeout(self, soft: bool, timeout: float) -> None:
         if soft:
             super().on_timeout(soft, timeout)
-        elif not self.acknowledged:  # else on_failure has settled it, which prefork calls first
+        elif not self.acknowledged:  # else prefork has called on_failure first, which settled it
             logger.error("Hard time limit (%ss) exceeded for %s", timeout, _named(self))
             self.on_failure(_exc_info(TimeLimitExceeded(timeout)))
 
@@ -248,7 +254,10 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self.send_event("task-rejected", requeue=requeue)
 
     def _announce_revoked(self, *args: Any) -> None:
-        """Settle the message before Celery stores the result. A hidden one is announced later."""
+        """Settle the message before Celery stores the result.
+
+        If the message must come back first, the revoked task is announced when it is back.
+        """
         settle = self._settler.settle(RunEnd(End.REVOKED), _NO_ERROR)
         with _contained(self):
             if isinstance(settle, Hide):
@@ -262,7 +271,8 @@ def may_begin(request: Any) -> bool:
     """Return whether the task of a request may begin, now that there is a process for it.
 
     Since the message was admitted, the worker may have lost it, or its provider may have gone down.
-    If the task may not begin, Celery forgets the request.
+    If the provider is down, hide the message. If the task may not begin, let Celery drop the
+    request.
     """
     lease: Lease = request.lease
     gate, options = lease.gate, lease.options
@@ -276,7 +286,7 @@ def may_begin(request: Any) -> bool:
 
 
 def forget(request: Request) -> None:
-    """Let Celery drop a request, which it keeps with the body until its task has ended."""
+    """Let Celery drop a request. Else Celery keeps it, with the body, until its task has ended."""
     if state.requests.get(request.id) is request:
         state.task_ready(request)
 
@@ -318,7 +328,8 @@ def _read_end(request: Any, exc: BaseException, exc_info: Any) -> tuple[RunEnd, 
         ended = RunEnd(next(end for kind, end in _ENDS if isinstance(exc, kind)))
         if isinstance(exc, TaskPredicate):
             ended = read_end(exc)
-        # The user's ``redact`` may be slow, and would hold up the event loop.
+        # The user's ``redact`` may be slow, and would hold up the event loop. So do not call it,
+        # and record only the error's type.
         options = request.task.backoff_options
         type_only = options.record_detail == TYPE_ONLY or options.redact is not None
         error = ErrorText.of(exc, traceback=exc_info.traceback, type_only=type_only)
@@ -338,7 +349,10 @@ def _raised(exc_info: Any) -> BaseException:
 
 
 def _failure(exc: BaseException) -> Exception:
-    """Return the error of a run. Celery before 5.7 stores only subclasses of ``Exception``."""
+    """Return the error of a run, or a ``WorkerLostError`` if Celery cannot store the error.
+
+    Celery before 5.7 stores only subclasses of ``Exception``, and raises a ``MemoryError`` again.
+    """
     if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
         return exc
     return WorkerLostError(f"The run was aborted: {type(exc).__name__}")  # type: ignore[no-any-return]
@@ -388,7 +402,7 @@ def _contained(request: BackoffRequest) -> Iterator[None]:
         yield
     except Exception as exc:  # noqa: BLE001  # Celery's and users' code may raise anything
         logger.error(
-            "sqs_backoff.callback_failed: task %s: its message is settled all the same; %s",
+            "sqs_backoff.callback_failed: task %s: its message is settled nevertheless; %s",
             _named(request),
             error_site(exc),
             extra={"task_id": request.id},

@@ -1,4 +1,4 @@
-"""Settles the message of a run that has ended, and emits the events about it, once."""
+"""Settles the message of a run that has ended, and emits the events about the run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Settler:
 
     Arguments:
         request: Celery's request, of our class.
-        lease: on its message.
+        lease: the lease on its message.
     """
 
     def __init__(self, request: Any, lease: Lease) -> None:
@@ -66,12 +66,16 @@ class Settler:
         }
 
     def settle(self, ended: RunEnd, error: ErrorText) -> Settle | None:
-        """Decide, and settle the lease. Does not wait for SQS. Never raises.
+        """Decide about the message, and settle its lease. Never raises.
 
-        The first end of a run counts. For a later one this returns ``None``.
+        Does not wait until SQS confirms the settlement. If the task is given up, wait for at most
+        3 seconds until the broker has accepted the task that cleans up the message's workflows.
+
+        Only the first end of a run counts. For a later one this returns ``None``.
 
         If an error occurs on the way (in a store, in a provider's gate), the message of a
-        successful run is still deleted. Any other message comes back, so it is not held for good.
+        successful run is still deleted. Any other message comes back, so that the worker does not
+        hold it for ever.
         """
         if self._request.acknowledged:
             return None
@@ -119,7 +123,7 @@ class Settler:
     def _carry_out(self, settle: Settle, ended: RunEnd, error: ErrorText, facts: Facts) -> Settle:
         end, lease = ended.end, self.lease
         if end.is_run:
-            # A run that failed and left no decision may have done anything.
+            # After a failed run without a decision, it is unknown whether the work was done.
             outcome = Outcome.UNKNOWN if ended.decision is None else ended.decision.outcome
             told = "succeeded" if end.is_success else outcome.value
             self._events.emit(RunEnded(**self._names, outcome=told, attempt=self._attempt))
@@ -127,11 +131,12 @@ class Settler:
             self._gate.ended(lease, ended)
         reason = settle.reason if isinstance(settle, DeadLetter | Delete) else None
         is_over = end is End.REVOKED or (reason is not None and not end.is_success)
-        if is_over and self._is_owed(settle, end):
+        if is_over and self._must_come_back(settle, end):
             settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
         if isinstance(settle, Hide):
             return self._hide(settle, ended, error, facts)
-        # A lost message runs again on another worker, which emits its events.
+        # Each call below returns False if the message was lost. Then another worker runs it again
+        # and emits its events.
         if isinstance(settle, GiveBack):
             if not settle.started:
                 lease.give_back()
@@ -147,12 +152,12 @@ class Settler:
             self._events.emit(Discarded(**self._names))
         return settle
 
-    def _is_owed(self, settle: Settle, end: End) -> bool:
+    def _must_come_back(self, settle: Settle, end: End) -> bool:
         """Clean up the message's workflows. Return whether the message must come back for that.
 
-        It comes back if the cleanup does not succeed in time. A message whose run has raised does
-        not, because the run must not be repeated. A message at its last receive does not, because
-        SQS would move it without the reason.
+        The message comes back if the cleanup does not succeed in time. There are two exceptions. If
+        the run has raised, it must not be repeated. If a dead letter is at its last receive, SQS
+        would move the message without the reason.
         """
         delivery, request = self.lease.delivery, self._request
         take_back = partial(
@@ -189,7 +194,7 @@ class Settler:
     def _must_park(self) -> bool:
         """Return whether the queue has too many messages in flight to hide another one.
 
-        On a FIFO queue the rest of the message group would overtake a message that is parked.
+        A FIFO queue parks no message, because the rest of its message group would overtake it.
         """
         queue, above = self.lease.queue, self._options.park_above
         if above is None or queue.dlq_arn is None or queue.is_fifo:
