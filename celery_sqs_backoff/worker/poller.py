@@ -38,26 +38,30 @@ _AFTER_TOO_SOON_SECONDS = 1.0
 #: Longest wait for room before the queue's attributes are read again. A task may run for hours.
 _WAIT_FOR_ROOM_SECONDS = 30.0
 
-#: Most seconds of one turn without the long poll: for credentials, connection and timeouts.
+#: The most seconds of one turn of the thread's loop, in addition to the long poll: for credentials,
+#: the connection and timeouts.
 _LONGEST_TURN_SECONDS = 40.0
 
-#: SQS responds when a long poll ends. If the response arrives more than this later, for example
-#: because the machine was suspended, its messages become visible that much sooner.
+#: SQS responds at the latest when the long poll ends. If the response arrives later than that by
+#: more than this time, it was delayed, for example because the machine was suspended. The delay has
+#: used up a part of the visibility timeout.
 _ON_THE_WAY_SECONDS = 1.0
 
 
 class Poller:
-    """Receives from one queue by long polls, with more calls at a time while it has a backlog.
+    """Receives from one queue by long polls. While the queue has a backlog, more threads help.
 
-    No exception ends it. Its threads are daemons: at the end of the process they just stop.
+    No exception ends the poller. Its threads are daemons, which stop with the process.
 
     Arguments:
         receiver: takes the messages of each response, and reads the queue's attributes before each
             long poll, both in the poller's threads.
-        name: of the queue, in Celery.
-        url: of the queue. Others may have the same name, in another account or Region.
-        wait_seconds: of the long poll, 0 to 20. Default 20; 0 = the user wants no long poll.
-        pause_seconds: after a receive without a message, if ``wait_seconds`` is 0. Default 1.
+        name: the name of the queue in Celery.
+        url: the URL of the queue. Another account or Region may have a queue of the same name.
+        wait_seconds: the length of the long poll, 0 to 20. Default 20; 0 = the user wants no long
+            poll.
+        pause_seconds: the pause after a receive without a message, if ``wait_seconds`` is 0.
+            Default 1.
     """
 
     def __init__(
@@ -76,8 +80,8 @@ class Poller:
         self._events, self._pulse, self._clock = keeper.events, keeper.pulse, keeper.clock
         self._name = f"the poller of {url}"
         self._calls = receiver.clients.polling(url)
-        # One message per receive on a FIFO queue. SQS hands out no other message of its group until
-        # it is deleted or visible again, so the queue itself keeps the order of each group.
+        # On a FIFO queue, receive one message per call. SQS hands out no other message of its group
+        # until this message is deleted or visible again. So SQS keeps the order of each group.
         self._most = 1 if url.endswith(".fifo") else MAX_BATCH_ENTRIES
         self._wait_seconds = wait_seconds
         self._pause_seconds = pause_seconds
@@ -89,18 +93,18 @@ class Poller:
         self._helpers = 0  # threads that receive in addition to the main one
 
     def start(self) -> None:
-        """Start receiving. A call that is still in flight is kept."""
+        """Start receiving. If the thread of an earlier start still runs, it goes on."""
         with self._lock:
             self._stopped.clear()
             if not self._is_alive():
                 thread_name = f"sqs-poll-{self.queue_name}"
                 self._main = threading.Thread(target=self._run, name=thread_name, daemon=True)
-                self._main.start()  # without it no message is received: let it raise
+                self._main.start()  # may raise, because without it no message is received
         limit = self._wait_seconds + self._pause_seconds + _LONGEST_TURN_SECONDS
         self._pulse.watch(self._name, limit_seconds=limit, is_alive=self._is_alive)
 
     def stop(self) -> None:
-        """Stop receiving. Messages of a call in flight still go to ``take``."""
+        """Stop receiving. The receiver still gets the messages of a call that is under way."""
         self._pulse.forget(self._name)
         with self._lock:
             self._stopped.set()
@@ -118,7 +122,10 @@ class Poller:
                 self._poll()
 
     def _help(self) -> None:
-        """Help the main thread, as long as the queue has a backlog and there is room."""
+        """Receive in addition to the main thread, while the queue has a backlog and there is room.
+
+        This runs in a helper thread.
+        """
         with self._survives():
             while not self._stopped.is_set() and (more := self._window.take_more(self.url)):
                 self._receive(more, wait_seconds=0, is_main=False)
@@ -127,7 +134,7 @@ class Poller:
 
     @contextmanager
     def _survives(self) -> Iterator[None]:
-        """Log an exception, a bug of ours or of a client, and pause before the next try."""
+        """Log and drop an exception (a bug of ours or of a client), and pause after it."""
         try:
             yield
         except BaseException as exc:  # noqa: BLE001  # the queue must still be polled
@@ -148,7 +155,10 @@ class Poller:
             self._receive(asked_for, wait_seconds=self._wait_seconds, is_main=True)
 
     def _is_over(self, until: float) -> bool:
-        """Return whether to stop waiting for room. The window calls this about every second."""
+        """Note a turn for the heartbeat. Return whether to stop waiting for room.
+
+        The window calls this at least once a second.
+        """
         self._pulse.note_turn(self._name)
         return self._stopped.is_set() or self._clock() >= until
 
@@ -181,7 +191,7 @@ class Poller:
             self._stopped.wait(_AFTER_FAILURE.delay(max(1, self._failures), random))
         elif brought >= asked_for:
             self._start_helper()
-        elif not brought and is_main:  # only the main thread asks again
+        elif not brought and is_main:  # a helper ends instead
             self._pause(seconds)
 
     def _tell(self, received: Received) -> None:
@@ -206,7 +216,7 @@ class Poller:
             self._stopped.wait(_AFTER_TOO_SOON_SECONDS)
 
     def _start_helper(self) -> None:
-        """Let another thread receive too, if the queue has a backlog and there is room."""
+        """Start a helper thread after a full response, unless enough calls are under way."""
         with self._lock:
             is_full = self._helpers >= _MAX_CALLS - 1 or self._most < MAX_BATCH_ENTRIES
             if is_full or self._stopped.is_set():
@@ -214,4 +224,4 @@ class Poller:
             self._helpers += 1
         if call_in_time(self._help, seconds=0) is None:
             with self._lock:
-                self._helpers -= 1  # no thread is left, so the main one goes on alone
+                self._helpers -= 1  # the machine has no thread left, so go on without a helper

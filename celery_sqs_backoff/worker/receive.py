@@ -1,4 +1,4 @@
-"""Receives for a worker, from each consumed queue into the inbox of Celery's loop."""
+"""Receives the messages of each consumed queue, and puts them into the inbox of Celery's loop."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ from .window import Window
 
 logger = get_logger(__name__)
 
-#: Tells this process from others, because in containers each worker may be process 1.
+#: Distinguishes this worker from others in a store, because in containers each may have PID 1.
 _MARK: Final = uuid4().hex[:8]
 
-#: Seconds after which a queue's attributes are read again: while they could not be read, and later.
+#: Seconds after which a queue's attributes are read again, if they are not known yet.
 _UNREAD_SECONDS = 2.0
+#: The same, if they are known.
 _READ_SECONDS = 60.0
 
 
 class Receiver:
     """Everything between SQS and Celery's consumer, for the life of a worker.
 
-    Pollers call :meth:`take` in their threads. It makes a lease on each message, and puts those
-    that may run into the inbox, which Celery's loop empties.
+    Pollers call :meth:`take` in their threads. It makes a lease on each message, and puts the
+    messages that may run into the inbox. Celery's loop empties the inbox.
 
     Arguments:
         consumer: Celery's consumer, which has no channel yet.
@@ -51,7 +52,7 @@ class Receiver:
         self.consumer = consumer
         self.keeper = keeper
         self.clients = Clients()
-        # A random name: on a shared /tmp, no other user may be able to create these files.
+        # The name is random, so that on a shared /tmp no other user can create these files first.
         self.lost_flags = os.path.join(gettempdir(), f"celery-sqs-backoff-{uuid4().hex}")
         self.window = Window(consumer, keeper)
         self.inbox = Inbox(consumer, self.window, keeper.pulse)
@@ -67,7 +68,7 @@ class Receiver:
         self._queues: dict[str, tuple[Queue, float]] = {}
 
     def attach(self, channel: Any) -> None:
-        """Deliver through this channel. Call it before the channel consumes."""
+        """Deliver through this channel. Call this before the channel consumes."""
         self.clients.attach(channel)
         self.inbox.channel = channel
         self.inbox.clear()
@@ -128,7 +129,8 @@ class Receiver:
             if self.keeper.clock() - read_at < fresh_for:
                 return queue
         queue = read_queue(self.clients.settling(url), url, last=known[0] if known else None)
-        # The time after the read counts. Else a call that hangs would be repeated at each poll.
+        # Note the time after the read, not before it. Else a read that hangs for seconds would be
+        # repeated at each poll.
         self._queues[url] = (queue, self.keeper.clock())
         self.keeper.queue_read(queue)
         return queue
@@ -147,13 +149,13 @@ class Receiver:
         """Hold the messages of one receive, and admit or settle each.
 
         Arguments:
-            name: of their queue, in Celery.
-            queue: its attributes.
+            name: the name of their queue in Celery.
+            queue: the queue's attributes.
             messages: as ReceiveMessage returned them, in order.
             seconds_ago: SQS delivered them at least this many seconds ago.
             hidden_seconds: the visibility timeout that the receive asked for.
         """
-        # One time for all messages: reading the first of them may take a while.
+        # All messages get the same time, because reading the first of them may take a while.
         seen_at, received_at = time.time() - seconds_ago, self.keeper.clock() - seconds_ago
         for message in messages:
             lease: Lease | None = None
@@ -164,14 +166,15 @@ class Receiver:
                 if self.admission.admit(lease, starts=False):
                     self.inbox.put(lease)
             except Exception as exc:  # noqa: BLE001  # a bug, or the user's hub
-                # The message comes back by itself. The rest of its batch must still be held.
+                # The message comes back when its visibility timeout ends. The rest of its batch
+                # must still be held.
                 if lease is not None:
-                    lease.lose()  # else it would be renewed for good, and never run
+                    lease.lose()  # else it would be renewed for ever, and never run
                 logger.error(
                     "sqs_backoff.take_failed: a message on %s: %s",
                     *(name, error_site(exc, calls=BUG_CALLS)),
                 )
-        self.keeper.carry_out_late()  # this long poll may have outlived the keeper's threads
+        self.keeper.carry_out_late()  # the keeper's thread may have ended during this long poll
 
     def _make_lease(
         self,
@@ -182,7 +185,10 @@ class Receiver:
         received_at: float,
         hidden_seconds: int,
     ) -> Lease:
-        """Return a lease with the payload as kombu needs it, without a second copy of the body."""
+        """Return a lease on a message, with the payload that kombu needs.
+
+        The copy of the SQS message in the payload leaves the body out, to save memory.
+        """
         payload, headers, why = None, {}, ""
         try:
             payload = self._payloads.read(name, message)
@@ -230,7 +236,7 @@ def name_among_workers(consumer: Any) -> str:
 
 
 def _bounded_wait(seconds: object) -> int:
-    """Return the seconds of a long poll, 0 to 20. Without a number it is 20."""
+    """Return the seconds of a long poll, from 0 to 20. It is 20 if the setting is no number."""
     if not isinstance(seconds, int | float | str):
         return MAX_WAIT_TIME_SECONDS
     return max(0, min(MAX_WAIT_TIME_SECONDS, int(seconds)))

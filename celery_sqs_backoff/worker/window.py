@@ -1,7 +1,8 @@
 """Limits the messages that a worker holds, and says which poller may ask SQS for more.
 
-:class:`Load` computes how many messages to request now. :class:`Throughput` estimates how many are
-settled during a call. Both are pure. :class:`Window` has the messages and lets the pollers wait.
+The window is the number of messages that may run or wait for a process. :class:`Load` computes how
+many messages to request now. :class:`Throughput` estimates how many are settled during a call. Both
+are pure. :class:`Window` has the messages, and makes the pollers wait for room.
 """
 
 from __future__ import annotations
@@ -24,41 +25,45 @@ from .upstream import pool_size
 
 logger = get_logger(__name__)
 
-#: Receive up to this many windows ahead of the tasks that are about to end. If tasks suddenly
-#: take longer, that many more messages wait under their leases.
+#: In place of tasks that are about to end, the worker receives messages early, up to this many
+#: windows. If tasks suddenly take longer, this many windows of messages wait under their leases.
 _MAX_AHEAD = 3
 
-#: Messages to receive ahead, in calls. One call's worth is settled before the response arrives. A
-#: second call's worth keeps the processes busy during the next call.
+#: The worker receives this many times the messages early that are settled during one call. The
+#: first part replaces messages that are settled before the response arrives. The second part keeps
+#: the processes busy during the next call.
 _CALLS_AHEAD = 2
 
-#: Messages that may wait for their ETA or a rate limit, in addition to the window of messages that
-#: wait for a process.
+#: Held messages that may wait for something other than a process, such as their ETA or a rate
+#: limit, in addition to the window.
 MAX_BLOCKED = 100
 
 #: The window where the user wants no limit (prefetch multiplier 0).
 _NO_WINDOW = 1_000_000
 
-#: A call that takes longer than this has waited for messages in SQS.
+#: If a call takes longer than this, SQS has waited for messages to arrive.
 _WAITED_SECONDS = 1.0
 
 #: Weight of the newest measurement in an average.
 _WEIGHT = 1 / 8
 
-#: A poller with room for a part of a batch waits this long for more room. Short tasks make more
-#: room in this time. Long tasks keep the pool busy.
+#: A poller with room for a part of a batch waits this long for more room. Short tasks end in this
+#: time, and make more room. Long tasks keep the pool busy, so the wait does no harm.
 _LINGER_SECONDS = 0.01
 
-#: A backlog answers faster than this. A slower call found the queue empty and is waiting.
+#: A call on a queue with a backlog returns sooner than this. A call that takes longer has found the
+#: queue empty, and waits there for messages.
 _SOON_SECONDS = 0.1
 
-#: No event reports a change of the pool's size or of the settlement backlog, so poll for it.
+#: No event reports a change of the pool's size or of the settlement backlog. So a waiting poller
+#: checks again after this time.
 _LOOK_AGAIN_SECONDS = 1.0
 
 #: Unconfirmed settlements of a queue above which the worker stops receiving its messages.
 _BEHIND = 1_000
 
-#: A burst of short tasks is soon over. A backlog of settlements that lasts longer is logged.
+#: A backlog of settlements that lasts longer than this is logged. After a burst of short tasks it
+#: is over sooner.
 _LONG_BEHIND_SECONDS = 10.0
 
 
@@ -68,16 +73,16 @@ class Load:
 
     Attributes:
         processes: processes that the pool has, or could have (autoscale).
-        multiplier: Celery's prefetch multiplier; 0 = no limit; 1 = no message waits for another.
+        multiplier: Celery's prefetch multiplier; 0 = no limit; 1 = no message waits for a process.
         held: messages received and not settled.
-        blocked: of the held ones, the messages that would not start if a process were free.
+        blocked: the held messages that would not start even if a process were free.
         expected: messages that calls under way are likely to bring.
         settled_during_a_call: messages expected to be settled before a call made now returns.
         window: messages that may run, or wait for a process.
         room: messages that will have room when the response arrives; may be negative.
         enough: the least room for a call: a full batch or, if that is less, the part of the window
             that exceeds the processes. At least 1.
-        batch: with this much room, a poller does not wait for more.
+        batch: the room with which a poller does not wait for more room.
         wanted: how many messages to ask for: 0 to 10.
     """
 
@@ -111,22 +116,31 @@ class Throughput:
         self._seconds_per_call = 0.0
 
     def settled(self, now: float, *, more: bool) -> None:
-        """Note that a message was settled, and whether others are held."""
+        """Note that a message was settled.
+
+        Arguments:
+            more: whether the worker still holds other messages.
+        """
         if self._since is not None:
             self._seconds_per_message = _smooth(self._seconds_per_message, now - self._since)
         self._since = now if more else None
 
     def responded(self, now: float, seconds: float, *, full: bool) -> None:
-        """Note the response to a call. Only a full one counts, because SQS did not wait for it."""
+        """Note the response to a call.
+
+        Only a full response within a second counts, because SQS did not wait for messages.
+        """
         if full and seconds < _WAITED_SECONDS:
             self._seconds_per_call = _smooth(self._seconds_per_call or seconds, seconds)
             self._since = self._since or now
 
     def settled_within(self, seconds: float | None = None) -> int:
-        """Return how many messages a busy worker settles in this time, or 0 if unknown.
+        """Return how many messages a busy worker settles in this time.
+
+        It is 0 if it is unknown, and 10 if the settlements are too fast for the clock.
 
         Arguments:
-            seconds: ``None``: during a call to SQS.
+            seconds: the time. ``None``: the average time of a call to SQS.
         """
         if self._seconds_per_message <= 0:
             return MAX_BATCH_ENTRIES
@@ -141,10 +155,11 @@ def _smooth(average: float, value: float) -> float:
 
 @dataclass
 class _QueueCalls:
-    """One queue's calls, and how long its settlements have been behind."""
+    """The calls under way on one queue, and since when its settlements have been behind."""
 
     asked_for: int = 0
-    #: Its last response was full, so the next one is likely to be full too, without a wait.
+    #: Whether its last response was full. Then the next one is likely to be full too, without a
+    #: wait.
     has_backlog: bool = False
     last_asked_at: float = 0.0
     behind_since: float | None = None
@@ -154,9 +169,9 @@ class _QueueCalls:
 
 
 class Window:
-    """Has the messages that a worker holds, and lets pollers wait for room. Thread-safe.
+    """Has the messages that a worker holds, and makes pollers wait for room. Thread-safe.
 
-    A poller names its queue by the URL.
+    A poller passes its queue's URL as ``queue``.
 
     Arguments:
         consumer: Celery's consumer. Its pool, autoscaler and prefetch multiplier may change.
@@ -179,17 +194,20 @@ class Window:
     # Messages
 
     def received(self, lease: Lease) -> None:
-        """Hold a message, until its lease frees its place."""
+        """Enter a message. It takes up a place until its lease frees the place."""
         lease.free = partial(self._free, lease)
         with self._cond:
             self._held[lease.tag] = lease
 
     def lease(self, tag: str) -> Lease | None:
-        """Return the lease on a message by its delivery tag, until it is settled or lost."""
+        """Return the lease of a delivery tag, or ``None`` if its message is settled or lost."""
         return self._held.get(tag)
 
     def blocked(self, lease: Lease) -> None:
-        """Note that a message waits for something other than a process, unless it has started."""
+        """Note that a message waits for something other than a process.
+
+        This has no effect if its task was handed to the pool.
+        """
         with self._cond:
             if lease.tag in self._held and lease.tag not in self._running:
                 self._blocked.add(lease.tag)
@@ -214,7 +232,7 @@ class Window:
 
     @property
     def processes(self) -> int:
-        """How many tasks can run at a time, counting processes that autoscale may add."""
+        """The number of tasks that can run at a time, with processes that autoscale may add."""
         autoscaler = getattr(self._consumer.controller, "autoscaler", None)
         most = 0 if autoscaler is None else int(autoscaler.max_concurrency)
         return max(1, most, pool_size(self._consumer.pool))
@@ -225,7 +243,7 @@ class Window:
         return len(self._running) < self.processes
 
     def startable_within(self, seconds: float) -> int:
-        """Return how many messages could start if they arrived within ``seconds``."""
+        """Return how many more messages could start if they arrived within ``seconds``."""
         with self._cond:
             waiting = len(self._held) - len(self._blocked)
             free = Load(self.processes, self._consumer.prefetch_multiplier).window - waiting
@@ -238,7 +256,8 @@ class Window:
     ) -> int:
         """Wait until a receive is worthwhile, and return how many messages to request.
 
-        They count as expected until :meth:`responded`. Returns 0 once ``is_over()`` is true.
+        These messages count as expected until :meth:`responded`. Return 0 when ``is_over()`` is
+        true. This method calls ``is_over`` at least once a second.
         """
         linger_until: float | None = None
         with self._cond:
@@ -258,9 +277,10 @@ class Window:
             return 0
 
     def take_more(self, queue: str) -> int:
-        """Return how many messages a further call may ask for, or 0 for no call.
+        """Return how many messages one more call on a queue with a backlog may request.
 
-        It is 0 without room for a full batch, because calls cost money.
+        It is 0, which means no call, if there is no room for a full batch, because calls cost
+        money. Else the messages count as expected until :meth:`responded`.
         """
         with self._cond:
             load = self._load(queue)
@@ -270,7 +290,7 @@ class Window:
             return self._reserve(queue, load.wanted)
 
     def responded(self, queue: str, *, asked_for: int, messages: int, seconds: float) -> None:
-        """Note the response to a call. Its messages were counted by :meth:`received` before."""
+        """Note the response to a call, after :meth:`received` has entered its messages."""
         full = messages >= asked_for
         with self._cond:
             calls = self._queues[queue]
@@ -285,7 +305,10 @@ class Window:
             self._cond.notify_all()
 
     def is_behind(self, url: str) -> bool:
-        """Return whether so many of a queue's settlements wait that no more may be received."""
+        """Return whether a queue has too many unconfirmed settlements to receive more messages.
+
+        If this lasts longer than 10 seconds, log it once.
+        """
         queue, waiting = self._queues[url], self._keeper.waiting_for(url)
         if waiting <= _BEHIND:
             queue.behind_since = None
@@ -295,8 +318,8 @@ class Window:
         if now - since >= _LONG_BEHIND_SECONDS:
             queue.behind_since = math.inf  # logged once
             logger.warning(
-                "sqs_backoff.settling_behind: queue %s: %d messages are done or retried, and SQS"
-                " has not confirmed it; no more are received until it does",
+                "sqs_backoff.settling_behind: queue %s: %d messages are settled, and SQS has not"
+                " confirmed it; the worker receives no further messages until SQS does",
                 *(queue_name(url), waiting),
             )
         return True
