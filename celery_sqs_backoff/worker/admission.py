@@ -22,8 +22,8 @@ from .providers import Gate
 
 logger = get_logger(__name__)
 
-#: The worker holds a task that is due within this time, and gives a later one back to SQS. Held
-#: messages use up the 100 places for messages that wait (``window.MAX_BLOCKED``).
+#: The worker holds a message whose task is due within this time. SQS hides a message that is due
+#: later, because held messages use up the 100 places for waiting ones (``window.MAX_BLOCKED``).
 _LONGEST_HELD_SECONDS = 15.0
 
 
@@ -42,10 +42,10 @@ class Admission:
         self.is_open = True
 
     def admit(self, lease: Lease, *, starts: bool) -> bool:
-        """Return whether Celery gets a message, and settle it if not. The first reason counts.
+        """Keep a message back, or settle it, if it must not run now. Return whether Celery gets it.
 
-        A message with a reason to be given up goes to Celery too, so that its request reports the
-        failure: see ``Lease.refused``.
+        The first reason in the table counts. A message that is given up goes to Celery, too, so
+        that its request reports the failure (``Lease.refused``).
 
         The worker calls this when it receives the message. It calls it again when Celery has found
         the task, if the task has a provider or was unknown at the receive, and when the task
@@ -55,13 +55,13 @@ class Admission:
         ====================  ==========================================  ==========================
         reason                sign                                        the message
         ====================  ==========================================  ==========================
-        stopping              the worker receives nothing                given back
+        stopping              the worker stops, or is not connected       given back
         known, or lost        this worker has settled it, or goes on      left alone
                               with an earlier receive; or it was lost
         ignored               the app's adapter says so                   deleted
         not understood        no task can be made of it                   hidden; a dead letter at
                                                                           its last receive
-        expired or revoked    its headers, and Celery's list              runs: Celery ends it
+        expired or revoked    its headers, and Celery's list              goes to Celery: it ends it
         never due             its ETA is after the queue's retention      given up
         over budget           earlier runs have used up a budget          given up
         not due               its ETA is later than a worker holds it     hidden until then
@@ -70,7 +70,7 @@ class Admission:
         ====================  ==========================================  ==========================
 
         Arguments:
-            starts: whether the task starts now; else Celery makes it wait first.
+            starts: whether the task starts now. False: Celery makes it wait first.
         """
         now = time.time()
         if not self.is_open:
@@ -91,12 +91,12 @@ class Admission:
         if lease.refused is not None:
             return True
         due_at = lease.delivery.due_at
-        if not starts and due_at is not None and _is_hidden_until(due_at, lease, now):
+        if not starts and due_at is not None and _hide_until(due_at, lease, now):
             return False
         return lease.gate is None or not self._waits_for_provider(lease, lease.gate, starts)
 
     def _waits_for_provider(self, lease: Lease, gate: Gate, starts: bool) -> bool:
-        """Return whether the message's provider keeps it back.
+        """Keep a message back if its provider does not let it start. Return whether it is kept.
 
         If Celery makes the task wait first, the worker asks again when the task starts, because the
         provider may be down by then. So before that wait, the provider keeps a message back only if
@@ -113,7 +113,10 @@ class Admission:
 
 
 def held_seconds(queue: Queue) -> float:
-    """Return the most seconds to hold a task that is not due. For longer, SQS hides it."""
+    """Return the most seconds for which a worker holds a message that is not due.
+
+    If it is due later, SQS hides it.
+    """
     return min(_LONGEST_HELD_SECONDS, queue.visibility_timeout_seconds / 2)
 
 
@@ -147,11 +150,12 @@ def _reason_to_give_up(lease: Lease, headers: Mapping[str, Any], now: float) -> 
     )
 
 
-def _is_hidden_until(eta: float, lease: Lease, now: float) -> bool:
+def _hide_until(eta: float, lease: Lease, now: float) -> bool:
     """Hide a message until its task is due, or for as long as SQS can. Return whether it is hidden.
 
-    At the last receive that the queue allows, the message is not hidden, because at the next one
-    SQS would move it to the dead-letter queue.
+    If the task is due soon, the worker holds the message instead. At the last receive that the
+    queue allows, the message is not hidden, because SQS would move it to the dead-letter queue at
+    the next receive.
     """
     if eta <= now or lease.delivery.is_last_before_sqs_moves_it:
         return False

@@ -15,7 +15,7 @@ from .observation import EVENT_LOOP
 from .upstream import is_pool_of
 from .window import Window
 
-#: Pools that may return only when the given task, or another one, has ended.
+#: Pools that may block the caller until the task that it hands over, or another task, has ended.
 _BLOCKING_POOLS = ("solo", "gevent", "eventlet")
 
 #: Longest wait for a message without an event loop. Celery handles signals between two waits.
@@ -62,7 +62,7 @@ class Inbox:
                 return
             self._will_drain = True
         try:
-            # Looked up at each call, because wake_event_loop replaces it at each (re)connect.
+            # Look up call_soon each time, because wake_event_loop replaces it at each (re)connect.
             self._hub.call_soon(self._drain)
         except BaseException:  # raised again: without the reset no later call would wake the loop
             self._will_drain = False
@@ -75,7 +75,7 @@ class Inbox:
             self._will_drain = False
 
     def drain_events(self) -> None:
-        """Wait half a second at most for a message, then deliver each message that can start.
+        """Wait at most half a second for a message. Then deliver each message that can start.
 
         Raises:
             TimeoutError: no message can start.
@@ -109,7 +109,8 @@ class Inbox:
     def _deliver(self) -> None:
         """Give a message to Celery, or continue with a message that waited for its provider.
 
-        A message that Celery or kombu fails to take is hidden, unless its task is running.
+        If Celery or kombu fails to take the message, hide it. At its last receive it becomes a dead
+        letter. If the message is settled or its task may be running, do not touch it.
         """
         try:
             lease = self._leases.popleft()
@@ -137,6 +138,6 @@ class Inbox:
 
 
 def is_stopping() -> bool:
-    """Return whether Celery is shutting down. Its flags hold True or an exit code, maybe 0."""
+    """Return whether Celery is shutting down. Its flags are True or an exit code, maybe 0."""
     stop, terminate = state.should_stop, state.should_terminate
     return not ((stop is None or stop is False) and (terminate is None or terminate is False))

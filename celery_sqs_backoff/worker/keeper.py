@@ -1,9 +1,9 @@
 """Makes the worker's calls to SQS about messages that it holds or settles.
 
-One thread waits until the settlement table has a call that is due. Idle threads of the process
-make the calls through the port, and enter the results in the table. The table limits the calls
-that are under way at a time: for each queue one change of visibility, two deletes and one send. A
-call that hangs holds up only its own queue, because each call has a thread for itself.
+One thread waits until the settlement table has a call that is due. Other threads of the process
+make the calls, and enter the results in the table. The table limits the calls that are under way at
+a time: for each queue one change of visibility, two deletes and one send. A call that hangs holds
+up only its own queue, because each call has a thread for itself.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Keeper(SettlementTable):
         self.pulse = Pulse()
         self._call_due = threading.Condition(self.lock)
         self._thread: threading.Thread | None = None
-        self._waits_until: float | None = None  # while the thread waits
+        self._waits_until: float | None = None  # set only while the thread waits
         self._stopping = False
 
     def start(self) -> None:
@@ -66,7 +66,7 @@ class Keeper(SettlementTable):
         self.pulse.watch(_NAME, limit_seconds=limit, is_alive=self._is_alive)
 
     def stop(self, timeout_seconds: float) -> None:
-        """Give back the held messages, make the waiting calls, end the threads.
+        """Give back the held messages, make the waiting calls, and end the thread.
 
         If SQS has not confirmed a settlement within ``timeout_seconds``, its message comes back
         when its visibility timeout ends.
@@ -83,12 +83,19 @@ class Keeper(SettlementTable):
             )
 
     def carry_out_late(self) -> None:
-        """Make the due calls in this thread if the keeper stops: its own thread may have ended."""
+        """If the keeper stops, make the due calls in the caller's thread.
+
+        The keeper's own thread may have ended.
+        """
         while self._stopping and (call := self.next_call()) is not None:
             self.perform(call)
 
     def flush(self, timeout_seconds: float) -> int:
-        """Make the waiting calls, end the threads, and count the unconfirmed settlements."""
+        """Make the waiting calls, and end the thread. Wait at most ``timeout_seconds`` for that.
+
+        Returns:
+            The number of settlements that SQS has not confirmed.
+        """
         self._stopping = True
         self.hurry()
         if self.waiting:
@@ -100,10 +107,10 @@ class Keeper(SettlementTable):
     # The thread that waits
 
     def _start_thread(self) -> None:
-        """Start the thread, if it does not run."""
+        """Start the thread, unless it is running."""
         if not self._is_alive():
             thread = threading.Thread(target=self._run, name="sqs-keeper", daemon=True)
-            thread.start()  # without it no lease is renewed: let it raise
+            thread.start()  # may raise, because without it no lease is renewed
             self._thread = thread
 
     def _join_thread(self, timeout_seconds: float) -> None:
@@ -132,7 +139,7 @@ class Keeper(SettlementTable):
                         self.perform(call)
                     continue
             except Exception as exc:  # noqa: BLE001
-                # A bug. Without this thread no message would be renewed or settled.
+                # A bug. The thread must go on, because no other thread renews or settles messages.
                 logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
                 time.sleep(_AFTER_BUG_SECONDS)
             with self.lock:
@@ -149,7 +156,8 @@ class Keeper(SettlementTable):
         try:
             results = carry_out(call)
         except BaseException as exc:  # noqa: BLE001
-            # The port never raises. If a bug makes it raise, each lease still needs a result.
+            # The call reports failures as results. If a bug makes it raise, each lease still needs
+            # a result.
             logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
             failure = Failure(Kind.LOCAL, type(exc).__name__, is_of_call=True)
             results = [failure] * len(call.entries)
@@ -162,7 +170,7 @@ class Keeper(SettlementTable):
 
 
 def carry_out(call: Call) -> list[Failure | None]:
-    """Make a call, and return one result per entry. Exceptions of the port are not caught."""
+    """Make a call, and return one result per entry. ``None`` is a success."""
     port = call.entries[0].lease.calls
     if call.lane.operation is Operation.CHANGE_VISIBILITY:
         return port.change_visibility([(e.handle, e.seconds) for e in call.entries])
@@ -172,7 +180,7 @@ def carry_out(call: Call) -> list[Failure | None]:
 
 
 def _send(port: Calls, entries: Sequence[CallEntry]) -> list[Failure | None]:
-    """Send dead letters, in as many calls as their bytes need."""
+    """Send dead letters, in as many calls as their size needs."""
     if (dlq_url := entries[0].lease.queue.dlq_url) is None:
         return [Failure(Kind.NO_QUEUE, "NoDeadLetterQueue")] * len(entries)
     results: list[Failure | None] = []

@@ -32,11 +32,12 @@ _FIFO_CAP_SECONDS = 60.0
 def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) -> None:
     """Hide a message for a while. At its last receive it becomes a dead letter.
 
-    It also becomes a dead letter shortly before the queue's retention period would delete it. The
-    message is logged at its 1st, 2nd, 4th, 8th ... receive, so that a sender cannot fill the log.
+    It also becomes a dead letter shortly before the queue's retention period would delete it. On a
+    queue without a dead-letter queue it is always hidden. It is logged when it becomes a dead
+    letter, and at its 1st, 2nd, 4th, 8th ... receive, so that a sender cannot fill the log.
 
     Arguments:
-        headers: the message's headers, as far as they are known.
+        headers: the message's headers, if they are known.
         what: the fault of the message, for the log and the dead-letter record.
         worker: this worker's name.
     """
@@ -66,7 +67,8 @@ def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) ->
         worker=worker,
     )
     if is_settled:
-        # Only the record names its task: a sender may invent any number of names for metrics.
+        # The event does not name the task, because a sender may invent any number of names, and
+        # each would be a label in the metrics. The dead-letter record names it.
         lease.keeper.events.emit(
             DeadLettered(
                 queue=queue.name,
