@@ -1,9 +1,11 @@
 """Replaces parts of Celery's consumer and kombu's channel, so that no bad message is deleted.
 
-Celery acks a message that it cannot decode, which deletes it. It rejects a message of an unknown
-task, which kombu 5.7 turns into a delete if the queue has no redrive policy. It also logs the whole
-body. That loses messages during a deploy, because a worker of the old release does not know the new
-tasks, and it writes the user's data to the log.
+The replaced parts also admit messages before they run, and settle them by their leases.
+
+If Celery cannot decode a message, it acks the message, so SQS deletes it. If Celery does not know
+the task, it rejects the message. kombu 5.7 then deletes it if the queue has no redrive policy. That
+loses messages during a deploy, because a worker of the old release does not know the new tasks.
+Celery also logs the whole body, with the user's data.
 """
 
 from __future__ import annotations
@@ -57,6 +59,8 @@ def _keep_bad_messages(consumer: Any, receiver: Receiver) -> None:
 def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
     """Return Celery's default strategy, limited to messages that the worker admits.
 
+    On another broker than SQS, it is not limited.
+
     Arguments: as for ``celery.worker.strategy.default``.
     """
     receiver = getattr(consumer, "sqs_receiver", None)
@@ -98,11 +102,17 @@ def _strategy_of_another_broker(task: Any, *args: Any, **options: Any) -> Callab
 
 
 def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
-    """Admit a message again after Celery has made it wait, and run only messages still held."""
+    """Check each message once more just before Celery hands its task to the pool.
+
+    Admit a message again if Celery has made it wait. Run only messages that the worker still holds.
+    """
     hand_to_pool: Callable[[Any], object] = consumer.on_task_request
 
     def refuse(request: Any, exc: Exception) -> None:
-        """Keep a message that the pool cannot take, unless its task has begun."""
+        """Hide a message that the pool cannot take. At its last receive it becomes a dead letter.
+
+        If the message is settled or lost, or its task may be running, raise the error again.
+        """
         lease = request.lease
         if lease.state is not State.HELD or lease.handed_to_pool():
             raise exc
@@ -121,7 +131,8 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
         if lease.waits_in_celery:
             lease.go_on = partial(on_task_request, request)
             if not receiver.admission.admit(lease, starts=True):
-                forget(request)  # also while it waits for its provider, which may hide it
+                # Also if it only waits for its provider. When it goes on, it is reserved again.
+                forget(request)
                 return
             if lease.refused is not None:
                 request.refuse()
@@ -161,8 +172,9 @@ def settle_by_leases(channel: Any, receiver: Receiver) -> None:
 def _reject(lease: Lease, channel: Any, requeue: bool) -> None:
     """Settle the message of a plain Celery task as kombu 5.7 does.
 
-    A message to be requeued is visible again after the length of a long poll. One that is rejected
-    for good is deleted, or left to its queue's redrive policy.
+    A requeued message is visible again after the length of a long poll. A rejected message is
+    deleted if its queue has no dead-letter queue. Else it comes back after the visibility timeout,
+    until the queue's redrive policy moves it.
     """
     if requeue:
         lease.defer(channel.wait_time_seconds)
@@ -173,7 +185,7 @@ def _reject(lease: Lease, channel: Any, requeue: bool) -> None:
 
 
 def _settle_plain(request: Any, lease: Lease, receiver: Receiver) -> None:
-    """Let a request of Celery's own class settle its lease, also if the message is lost."""
+    """Let a request of Celery's own class settle its lease, even if the window has forgotten it."""
     fail = request.on_failure
 
     def on_failure(*args: Any, **kwargs: Any) -> None:

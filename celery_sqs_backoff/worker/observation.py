@@ -1,4 +1,4 @@
-"""Starts the observers that the app's settings name. Each listens to the worker's events."""
+"""Starts a worker's observers: signals, heartbeat file, metrics page, record for ``sqs-status``."""
 
 from __future__ import annotations
 
@@ -36,20 +36,21 @@ _AGAIN_SECONDS = 10.0
 
 _DEFAULT_HOST = "127.0.0.1"
 
-#: Pause between two writes to the store, and after the first one, which knows little yet.
+#: Pause between two writes of the record to the store. The pause after the first write is shorter,
+#: because the first record knows little yet.
 _INTERVAL_SECONDS: Final = 10.0
 _FIRST_PAUSE_SECONDS: Final = 3.0
 
-#: How long the end of a worker waits until its record is deleted from the store.
+#: How long a worker that stops waits until its record is deleted from the store.
 _JOIN_SECONDS: Final = 2.0
 
 
 class Observation:
-    """Starts the observers. The settings, in the app's ``sqs_backoff``:
+    """Starts and stops the observers of a worker.
 
-    ``heartbeat``: path of the heartbeat file; ``prometheus_port`` and ``prometheus_host``: where
-    metrics and health are served; ``status=False``: the worker writes no record to the store for
-    ``sqs-status``.
+    The app's ``sqs_backoff`` may have these settings. ``heartbeat`` is the path of the heartbeat
+    file. ``prometheus_port`` and ``prometheus_host`` say where metrics and health are served. With
+    ``status=False`` the worker writes no record to the store for ``sqs-status``.
 
     An observer that fails does not stop the worker. If its port is taken, or its library is missing
     or half set up, the error is logged, and the other observers start.
@@ -57,7 +58,7 @@ class Observation:
     Args:
         app: the Celery app.
         worker: this worker's name.
-        receiver: this worker's.
+        receiver: the worker's receiver.
     """
 
     def __init__(self, app: Any, worker: str, receiver: Receiver) -> None:
@@ -77,7 +78,7 @@ class Observation:
         for name, start in observers.items():
             try:
                 start()
-            except Exception as exc:  # noqa: BLE001  # a setting, a library or a plug-in
+            except Exception as exc:  # noqa: BLE001  # from a setting, a library or a plug-in
                 logger.error("sqs_backoff.observer_failed: %s: %s: %s", name, type_name(exc), exc)
 
     def stop(self) -> None:
@@ -104,9 +105,10 @@ class Observation:
             self._stops.append(lambda: thread.join(_JOIN_SECONDS))
 
     def _write_until_over(self) -> None:
-        """Write the worker's state to the store until the end, and then delete it there.
+        """Write the worker's record to the store until the worker stops. Then delete it there.
 
-        A failure of the store is logged once. The worker tries again.
+        If writes fail one after the other, only the first failure is logged. Each next write is
+        tried after the usual pause.
         """
         board: Board | None = None
         is_failing, is_over, pause = False, False, _FIRST_PAUSE_SECONDS
@@ -117,7 +119,7 @@ class Observation:
                 is_failing = False
             except Exception as exc:  # noqa: BLE001  # the store's client may raise anything
                 if not is_failing:
-                    # Its text is not logged, because it may quote the URL with its password.
+                    # Do not log the error's text, because it may quote the URL with its password.
                     logger.warning(
                         "sqs_backoff.no_status: the store does not take this worker's status (%s);"
                         " trying again",
@@ -129,7 +131,7 @@ class Observation:
             is_over, pause = self._over.wait(pause), _INTERVAL_SECONDS
 
     def now(self) -> WorkerNow:
-        """Return the worker's present knowledge of its queues and providers."""
+        """Return the present state of the worker's queues and providers."""
         sent_at: dict[str, list[float | None]] = defaultdict(list)
         for lease in self._receiver.keeper.held():
             sent_at[lease.queue.name].append(lease.delivery.sent_at)
@@ -150,7 +152,7 @@ class Observation:
     def _serve(self) -> None:
         """Serve metrics and health. If the port is taken, try again in a thread.
 
-        The worker that this one replaces has the port until its processes have ended.
+        A worker that this worker replaces may have the port until its processes have ended.
         """
         if self._settings.get("prometheus_port") is None:
             return
@@ -198,19 +200,19 @@ class Observation:
 
 
 def running(queue: str) -> int:
-    """Return how many tasks of a queue a process, thread or greenlet of the pool has begun.
+    """Return how many tasks of a queue are running in the pool.
 
     Tasks without our base class and tasks of lost messages count, too.
 
     Args:
-        queue: its name on SQS.
+        queue: the queue's name on SQS.
     """
     urls = (each.message.delivery_info.get("sqs_queue", "") for each in active_requests())
     return sum(queue_name(url) == queue for url in urls)
 
 
 def active_requests() -> list[Any]:
-    """Return Celery's requests that a process, thread or greenlet of the pool has begun."""
+    """Return Celery's requests for the tasks that are running in the pool."""
     while True:
         with suppress(RuntimeError):  # Celery's loop changed the set during the copy: copy it again
             return list(state.active_requests)

@@ -1,7 +1,8 @@
 """Reads the body of an SQS message as a payload for kombu, and refuses any other body.
 
-kombu and Celery do not check the types in an envelope. A list in place of a dict would end each
-worker that receives it. The adapters of an app make tasks of bodies that Celery has not sent.
+A payload is kombu's dict with the headers, the properties and the encoded body of a task. kombu and
+Celery do not check the types in it. A list in place of a dict would end each worker that receives
+the message. If Celery has not sent the message, an adapter of the app may make a task of its body.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _HEADERS: Final[dict[str, type | tuple[type, ...]]] = {
 }
 
 
-#: Longest time limit to accept, because a timer cannot take any number of seconds.
+#: A time limit must be below this number of seconds, because timers fail with too large numbers.
 _MOST_SECONDS: Final = 1e9
 
 
@@ -49,7 +50,7 @@ class Payloads:
 
     Arguments:
         consumer: Celery's consumer. The setting ``foreign`` of its app has the adapters by the
-            queue's name in Celery. Each is a callable or its import string.
+            queue's name in Celery. Each adapter is a callable, or the import string of a callable.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -61,10 +62,12 @@ class Payloads:
         }
 
     def read(self, queue: str, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the payload that kombu has sent, or the payload from the queue's adapter.
+        """Return the payload that kombu has sent, or else the payload from the queue's adapter.
+
+        It is ``IGNORED`` if the adapter says that the message needs no task.
 
         Raises:
-            NotUnderstood: the message has no payload of kombu, and no adapter makes one.
+            NotUnderstood: the message has no payload of kombu, and no adapter makes a payload.
         """
         try:
             return celery_payload(message["Body"])
@@ -109,7 +112,7 @@ class Payloads:
             task,
             args,
             kwargs,
-            # Celery logs these texts, and the arguments are another sender's data.
+            # Celery logs these texts. They must not show the arguments, which are user data.
             argsrepr="(...)",
             kwargsrepr="{...}",
             origin=self._consumer.hostname,
@@ -147,13 +150,13 @@ def check_headers(headers: Mapping[str, Any]) -> None:
     """Check the types of the headers that the worker's own code relies on.
 
     Raises:
-        NotUnderstood: one of them is of the wrong type.
+        NotUnderstood: one of them is of the wrong type, or a time limit is no number of seconds.
     """
     for name, types in _HEADERS.items():
         value = headers.get(name)
         if value is not None and not isinstance(value, types):
             raise NotUnderstood(f"its header {name} is of type {type(value).__name__}")
-    # The pool makes timers of them in Celery's loop. A bad value there would end the worker.
+    # The pool makes timers of the time limits, in Celery's loop. A bad limit would end the worker.
     if not all(limit is None or _is_time(limit) for limit in headers.get("timelimit") or ()):
         raise NotUnderstood("its header timelimit is no pair of seconds")
 
@@ -166,8 +169,8 @@ def _is_time(value: Any) -> bool:
 def check_call(payload: Any) -> None:
     """Refuse arguments that would make Celery fail in the pool, before the task's own code.
 
-    The pools gevent, eventlet and threads do not report such a failure, so the worker would hold
-    the message for good. If Celery takes the failure for a success, the message would be deleted.
+    The pools gevent, eventlet and threads do not report this failure, so the worker would hold the
+    message for ever. If Celery takes the failure for a success, the message would be deleted.
 
     Arguments:
         payload: the decoded body.
@@ -185,11 +188,11 @@ def check_call(payload: Any) -> None:
     if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
         raise NotUnderstood("its arguments are no list and no dict of keyword arguments")
     if not isinstance(embed, dict | None):
-        raise NotUnderstood("its third part is no dict of what the task is embedded in")
+        raise NotUnderstood("its third part is no dict of callbacks, chain and chord")
 
 
 def _dict(of: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a part of an envelope, and put an empty dict there if it is missing."""
+    """Return a part of a payload. If it is missing or empty, put an empty dict there first."""
     part = of[name] = of.get(name) or {}
     if not isinstance(part, dict):
         raise NotUnderstood(f"its {name} are of type {type(part).__name__}")

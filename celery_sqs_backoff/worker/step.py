@@ -29,11 +29,11 @@ logger = get_logger(__name__)
 #: How long a stopping worker tries to settle its messages with SQS.
 FLUSH_TIMEOUT_SECONDS = 15.0
 
-#: Interval of the event loop's heartbeat, and the age at which the loop counts as dead.
+#: How often the event loop notes a turn, and the time without a turn after which it counts as dead.
 _TURN_SECONDS = 5.0
 _LONGEST_TURN_SECONDS = 60.0
 
-#: Names in the start line; an app may have hundreds of tasks.
+#: The most tasks that the start line names. An app may have hundreds.
 _MAX_NAMES = 20
 
 
@@ -102,8 +102,8 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
     def _notice_shutdown(self, **_: object) -> None:
         """Wake the event loop, so that it sees the stop flag that Celery sets after this.
 
-        Celery calls this in its signal handler. Without it the loop may sleep for long, because our
-        pollers have threads of their own. In plain Celery kombu's timer wakes it each second.
+        Celery calls this in its signal handler. In plain Celery, a timer of kombu's polling wakes
+        the loop each second. Our pollers have threads of their own, so the loop may sleep longer.
         """
         self._wake_event_loop()
 
@@ -113,10 +113,11 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
             return
         pulse = self._keeper.pulse
         pulse.watch(EVENT_LOOP, limit_seconds=_LONGEST_TURN_SECONDS)
-        if c.hub is not None:  # else timers have a thread of their own, and the inbox notes turns
+        if c.hub is not None:  # else timers have another thread, and Inbox.drain_events notes turns
             c.timer.call_repeatedly(_TURN_SECONDS, pulse.note_turn, (EVENT_LOOP,))
 
     def _check_queues(self, c: Any) -> None:
+        """Read the queues' attributes, log the start line, and start the checks of the set-up."""
         channel, receiver = c.task_consumer.channel, c.sqs_receiver
         urls = [channel._resolve_queue_url(queue.name) for queue in c.task_consumer.queues]
         queues = [receiver.read_queue(url) for url in urls]

@@ -26,8 +26,8 @@ def wake_event_loop(hub: Any) -> Callable[[], None]:
     this again after the loop was reset.
 
     Returns:
-        A function that wakes the loop and takes no lock. Signal handlers may call it;
-        ``call_soon`` takes a lock that the interrupted code may hold.
+        A function that wakes the loop and takes no lock, so signal handlers may call it. They must
+        not call ``call_soon``, which takes a lock that the interrupted code may hold.
     """
     loop_end, thread_end = socket.socketpair()
     loop_end.setblocking(False)
@@ -57,10 +57,10 @@ def wake_event_loop(hub: Any) -> Callable[[], None]:
 
 
 def declare_without_asking(consumer: Any) -> None:
-    """Let a worker start without asking for its queues' attributes, which it may not read.
+    """Let a worker start even if it may not read the attributes of its queues.
 
-    All versions: kombu asks how long a queue is when it declares it (``Channel._size``), with a
-    client of its own per predefined queue, and ignores the answer. An AccessDenied there
+    All versions: when kombu declares a queue, it asks for the queue's length (``Channel._size``)
+    and ignores the answer. It makes another client for each predefined queue. An AccessDenied there
     ends the worker.
     """
     connect = consumer.connect
@@ -82,17 +82,19 @@ def receive_ourselves(
 ) -> None:
     """Keep kombu from polling, and report which queues Celery consumes.
 
-    All versions. A 4xx (expired credentials, kombu#2031) raises a bare ``Exception`` in the event
-    loop and ends the worker; kombu 5.7.0: so does a 5xx or a timeout. kombu 5.5: the HTTP client
-    blocks the event loop (kombu#2258), and a body that is no JSON ends the worker (kombu#2421).
-    Quiet queues hold kombu's ten connections for the length of their long polls. After a lost
-    connection kombu 5.7.0 finds no event loop and stops polling (kombu#2404).
+    - All versions: a 4xx (expired credentials, kombu#2031) raises a bare ``Exception`` in the event
+      loop and ends the worker.
+    - All versions: quiet queues hold kombu's ten connections for the length of their long polls.
+    - kombu 5.7.0: a 5xx or a timeout ends the worker, too. After a lost connection kombu finds no
+      event loop and stops polling (kombu#2404).
+    - kombu 5.5: the HTTP client blocks the event loop (kombu#2258), and a body that is no JSON ends
+      the worker (kombu#2421).
 
     Arguments:
         channel: kombu's channel, before it consumes.
         on_consume: called with the name of each queue that Celery starts to consume.
-        on_cancel: called with the name of each queue that it stops consuming.
-        drain_events: called instead where Celery has no event loop.
+        on_cancel: called with the name of each queue that Celery stops consuming.
+        drain_events: replaces kombu's function. Celery calls it if it has no event loop.
     """
     consume, cancel = channel.basic_consume, channel.basic_cancel
 
@@ -100,7 +102,8 @@ def receive_ourselves(
         # kombu keeps a message that needs an acknowledgement, and sends a copy of it when the
         # channel closes. So consume without acknowledgements, because a lease holds each message.
         result = consume(queue, True, *args, **kwargs)
-        # Else other channels of the process would delete this queue's messages when they poll.
+        # Undo kombu's note that the queue needs no acknowledgements. With this note, another
+        # channel of the process would delete the queue's messages when it polls.
         getattr(channel, "_noack_queues", set()).discard(queue)
         on_consume(queue)
         return result
@@ -135,7 +138,7 @@ def _is_class_of(kind: Any, name: str) -> bool:
 def pool_size(pool: Any) -> int:
     """Return how many tasks a pool can run at a time.
 
-    Celery 5.5 and 5.6, gevent: ``num_processes`` is the number of greenlets that run now.
+    With gevent, Celery 5.5 and 5.6 give the number of running greenlets as ``num_processes``.
     """
     return int(pool.limit if is_pool_of(pool, "gevent") else pool.num_processes)
 
@@ -144,10 +147,10 @@ def remember_running_tasks(consumer: Any) -> None:
     """Keep prefork from forgetting its running tasks at a lost connection or a stop.
 
     ``AsynPool.flush`` drops jobs from the pool's cache, so Celery never sees their results. In all
-    versions it drops tasks that were sent to a process which has not accepted them yet. These tasks
-    run although their messages are given back. Celery 5.5 drops running tasks too (celery#8541), so
-    their messages would be held for good. A process takes 30 seconds to end if its results are not
-    read.
+    versions it drops tasks that were sent to a process but not accepted yet. These tasks run
+    although their messages are given back. Celery 5.5 drops running tasks, too (celery#8541), so
+    the worker would hold their messages for ever. Also, a process takes 30 seconds to end if its
+    results are not read.
     """
     if not is_pool_of(consumer.pool, "prefork"):
         return
@@ -160,7 +163,8 @@ def remember_running_tasks(consumer: Any) -> None:
         on_close()
         jobs.update((number, job) for number, job in running.items() if not job.ready())
 
-    consumer.on_close = consumer.blueprint.on_close = on_close_and_remember  # which a stop calls
+    # A stop calls the blueprint's ``on_close``.
+    consumer.on_close = consumer.blueprint.on_close = on_close_and_remember
 
 
 def start_nothing_given_back(
@@ -176,7 +180,7 @@ def start_nothing_given_back(
     Arguments:
         controller: Celery's worker.
         may_begin: returns whether the task of a request may begin now.
-        refuse: called with a request and the error that kept it from the pool.
+        refuse: called with a request that the pool cannot take, and the error.
     """
     process = controller._process_task
 
@@ -187,7 +191,7 @@ def start_nothing_given_back(
                 return
         except Exception as exc:  # noqa: BLE001
             refuse(request, exc)
-        controller._quick_release()  # no process will end and release the place
+        controller._quick_release()  # no task has begun that would release the place at its end
 
     controller._process_task = process_if_ours
 
