@@ -75,12 +75,12 @@ def measure(*, repetitions: int = 15, runs: int = 2_000) -> tuple[list[float], i
         started = time.process_time()
         for lease in leases:
             gate = gates.of_call(task, dict)
-            if gate is None or gate.hides(lease, options) or gate.waits(lease, options, int):
+            if gate is None or gate.keeps_back(lease, options, int):
                 raise AssertionError("the provider is well: nothing is hidden")
             gate.ended(lease, ended)
         if repetition:  # the first warms up
             found.append((time.process_time() - started) / runs)
-    gates.stop()
+    gates.pacer.stop()
     return found, len(sqs_calls)
 
 
