@@ -181,11 +181,11 @@ class ProjectFacts:
         return [task for task in self.app.tasks if task.is_covered]
 
     def sent_to(self, queue: QueueFacts) -> list[TaskFacts]:
-        """Return the tasks that are probably sent to a queue.
+        """Return the tasks that are probably sent to a queue: the first group with a task.
 
-        First, return tasks with this queue in their settings, and tasks with an unknown queue.
-        Without such tasks, callers must name the queue themselves. Then return the tasks without a
-        route, or all tasks if each has a route.
+        1. The tasks with this queue in their settings, and the tasks with an unknown queue.
+        2. The tasks without a route, because their callers may name this queue.
+        3. All tasks.
         """
         tasks = self.app.tasks
         found = [t for t in tasks if t.queue in (None, queue.name) or queue.name in t.also_to]

@@ -35,8 +35,8 @@ _MOST_TRIES = 50
 def present_seconds(rate: float) -> float:
     """Return for how long a worker that took no slot counts as one of the fleet.
 
-    Within this time each of a hundred workers can take a slot. It is not longer, because while the
-    store is away, the share of a worker that has ended is unused.
+    In this time each of a hundred workers can take a slot. A longer time would waste more of the
+    rate: the share of a worker that has ended is unused while the store is away.
 
     Arguments:
         rate: slots a second.

@@ -331,7 +331,8 @@ class ProviderGate:
         """Hide a message. It may be brought forward, unless this recovery has failed it often.
 
         The next recovery brings forward all messages that are hidden while the provider is down. A
-        probe costs a receive, so a message with few left waits for its own delay first.
+        probe costs a receive, so a message with few receives left may probe only after its own
+        delay.
         """
         recall = None
         is_left_out = self.state is GateState.RECOVERING and self._keeps_failing(message)
@@ -353,7 +354,8 @@ class ProviderGate:
         Arguments:
             now: seconds.
             room: most messages that the worker has processes for.
-            waiting: messages that wait for their turn. A short line shows that others run them.
+            waiting: messages that wait for their turn. If they are few, other workers receive some
+                of the messages, so this worker brings more forward.
         """
         seconds, self._looked_at = min(now - self._looked_at, 10.0), now
         if self.state is GateState.OPEN:

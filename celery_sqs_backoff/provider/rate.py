@@ -100,8 +100,9 @@ class RecoveryRate:
     In simulated outages a backlog of a minute takes 1.1 to 1.4 times the shortest time, and up to
     14 calls per 100 messages are refused. It takes longer in two cases. Fifty workers are 1.1 to
     1.8 times as slow, and up to 48 calls per 100 messages are refused, because each worker searches
-    by itself. Where half of all calls fail it takes 1.6 times, and in one run of
-    four 9 times: gates open again, and the last messages wait for probes that fail.
+    by itself. If half of all calls fail, the backlog takes 1.6 times the shortest time. In one
+    of four runs it takes 9 times the shortest time, because gates open again and the last messages
+    wait for probes that fail.
     """
 
     START, LOWEST = 1.0, 0.1

@@ -30,7 +30,7 @@ logger = get_logger(__name__)
 #: A store that has not answered for this time counts as away. By then all its slots are used.
 _PATIENCE_SECONDS: Final = AHEAD_SECONDS
 
-#: Pause before the worker asks a store again that is away.
+#: Pause before the next request to a store that has not answered.
 _AWAY_SECONDS: Final = 2.0
 
 #: Pause between two requests for slots while other workers have taken the next ones.
@@ -61,12 +61,12 @@ class Pace:
     """One provider's line in this worker. Belongs to a :class:`Pacer`, under its lock.
 
     Slots belong to the line, so a due slot is for the message that has waited longest. A message
-    that starts with a slot is outstanding until its task begins or it gives up its slot: it is
-    settled, lost, or in line again. The line takes no more slots than messages may be outstanding,
-    so a worker whose tasks do not begin leaves the other slots to other workers.
+    that starts with a slot is outstanding until its task begins, or until the message is settled,
+    lost, or in line again. The number of outstanding messages is limited, and the line takes no
+    slots beyond this limit. So a worker whose tasks do not begin leaves slots to other workers.
 
-    The slots are the fleet's. They are this worker's own, at its share of the rate, while the store
-    is away, and until all workers have noticed that it is back.
+    The slots come from the fleet. While the store is away, and until all workers have noticed that
+    it is back, the worker makes its own slots, at its share of the rate.
 
     Arguments:
         name: of the provider, for the log.
@@ -93,9 +93,9 @@ class Pace:
         self._gate, self._hide, self._rng = gate, hide, rng
         #: For each message: its start, and the most seconds to wait here and to be hidden.
         self.line: dict[Lease, tuple[Callable[[], object], float, float]] = {}
-        #: Messages to hide that have no time of return yet, each with the most seconds to be
-        #: hidden. Then the calls that hide the other messages.
+        #: Messages to hide that have no time of return yet, each with the most seconds to hide it.
         self._to_hide: dict[Lease, float] = {}
+        #: The calls that hide the messages with a time of return.
         self._hiding: list[Callable[[], object]] = []
         self._slots: list[float] = []
         self._outstanding: list[Lease] = []
@@ -121,7 +121,7 @@ class Pace:
 
     @property
     def is_full(self) -> bool:
-        """Whether so few tasks with slots have begun that no further slots are taken."""
+        """Whether the line takes no slots now, because too many tasks with slots have not begun."""
         return self.has_rate and self._room <= 0
 
     @property
@@ -178,8 +178,8 @@ class Pace:
     def give_shared(self, hide: Iterable[Lease], taken: Taken, now: float) -> None:
         """Give slots of the fleet.
 
-        Messages use late slots one by one. Used together, with the slots of other workers, they
-        would exceed the agreed rate.
+        The line spaces late slots out. If it used them all at once while other workers use theirs,
+        the calls would exceed the agreed rate.
         """
         for slot in taken.slots:
             self._last_slot = max(slot, now, self._last_slot + 1 / self._rate)
@@ -318,7 +318,7 @@ class Pacer:
             self._wanted.notify_all()
 
     def fault(self) -> str | None:
-        """Return a text about a thread that has died, or ``None``. Messages in line need both.
+        """Return a text about a thread that has died, or ``None``. The lines need both threads.
 
         The heartbeat calls this, so it does not wait for the lock.
         """

@@ -87,13 +87,15 @@ class Gate:
     def keeps_back(
         self, lease: Lease, options: Options, start: Callable[[], object] | None = None
     ) -> bool:
-        """Return whether a message that has come due does not start now.
+        """Keep a message back if it must not start now. Return whether it must not start.
 
-        It is hidden while the provider is down. It waits here for a slot at the agreed rate, and
-        for its turn while the provider recovers. Also true if the worker has lost it.
+        While the provider is down, SQS hides the message. It waits here for a slot at the agreed
+        rate, and for its turn while the provider recovers. A message that is settled or lost must
+        not start either.
 
         A message at the last receive that the queue allows is not hidden, because SQS would move it
-        at the next one. A message without time left is not hidden either: ``retry.budget``.
+        at the next one. A message without time left (``retry.budget.longest_hold``) is not hidden
+        either.
 
         Arguments:
             start: called when its turn comes. ``None``: its task begins now.
@@ -127,7 +129,7 @@ class Gate:
         """Let the gate decide about a message. Hide the message if the gate hides it."""
         message = self._message(lease, options)
         with self._owner.lock:
-            # With an agreed rate it takes its token when it has its slot.
+            # With an agreed rate, the message waits for its slot before it takes a token.
             waiting = max(self.in_line, int(self.pace.has_rate))
             look = self.core.arrived(message, now, waiting=waiting)
             if look.is_probe:
@@ -145,7 +147,7 @@ class Gate:
         """Hide a message whose slot is far.
 
         SQS hides for whole seconds, so round down. A message that is early waits for its slot. A
-        late one would miss the slot, which is lost if all other messages are hidden.
+        late one would miss its slot. If all other messages are hidden, nobody uses that slot.
         """
         assert lease.options is not None
         now = self._owner.clock()
@@ -350,9 +352,9 @@ class Gates:
         )
 
     def _make_room(self, name: str) -> bool:
-        """Return whether there is room for a tenant, and forget an idle one if that is needed.
+        """Forget an idle tenant if there is no room for another one. Return whether there is room.
 
-        The tenant that was not used for longest goes first. Its gate must be closed and empty.
+        Forget the tenant whose last use is longest ago. Its gate must be closed and empty.
         """
         tenants = [key for key in self._gates if key[0] == name and key[1]]
         if len(tenants) < MOST_TENANTS:
@@ -397,17 +399,18 @@ class Gates:
     # Messages are brought forward
 
     def recall(self) -> float | None:
-        """Let the table bring due messages forward.
+        """Bring forward the hidden messages that the gates choose now.
 
         Returns:
-            Seconds until the next search, or ``None`` while all gates are closed.
+            Seconds until the next search, or ``None`` if all gates are closed.
         """
         by_queue: dict[str, list[Lease]] = defaultdict(list)
         most = self._room()
         with self.lock:
             left = self._keeper.room_to_bring_forward(most)
             for gate in self._gates.values():
-                # Probes are few, and do not wait for the recovery of another provider.
+                # A probe does not use up ``left``. Probes are few, and need not wait while another
+                # provider recovers.
                 is_probing = gate.core.state is GateState.OPEN
                 rows = gate.recalls(room=min(most, 1) if is_probing else left)
                 left -= 0 if is_probing else len(rows)
