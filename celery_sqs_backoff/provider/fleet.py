@@ -1,13 +1,16 @@
 """Slots that the workers of all machines share in the app's store.
 
-A worker reads the record, and takes slots for several messages by one conditional write, which it
-repeats if another worker was faster. The clock that is furthest ahead counts: a worker that reads a
-later time than its own uses that time. With its own clock, a worker that is behind would get slots
-that are too far away.
+A slot is a time at which one call to the provider may begin (:mod:`.rate`). The store has one
+record for a provider's slots. A worker reads the record, and takes slots for several messages by
+one conditional write. If another worker has written in between, it reads and writes again.
 
-While the store is away, each worker makes its share of the calls. The workers notice the store's
-return one after the other. The first one lets all workers keep to their shares for some seconds
-more. Otherwise its slots and the other shares would exceed the agreed rate.
+The clock that is furthest ahead counts. A worker that reads a later time in the record than its own
+goes on from that time. With its own time, the free slots would seem too far away.
+
+The store is away if it does not answer. Then each worker makes its share of the calls. The workers
+notice the store's return one after the other. The first one writes into the record that all workers
+keep to their shares for some seconds more. Otherwise the slots from the record and the shares of
+the other workers would together exceed the agreed rate.
 """
 
 from __future__ import annotations
@@ -21,19 +24,20 @@ from ..store.errors import StoreUnavailable
 from ..store.records import Records
 from .rate import Times
 
-#: The store keeps the record for this time after the last time of return in it.
+#: Seconds that the store keeps a record after the time at which the next hidden message returns.
 KEEP_SECONDS = 600.0
 
-#: All workers keep to their shares for this time after the store's return. Each worker notices the
-#: return within the timeout of a call and the pause after it.
+#: Seconds that all workers keep to their shares after the store's return. In this time each worker
+#: notices the return: it takes at most the timeout of a call and the pause after it.
 APART_SECONDS = 10.0
 
-#: After this many writes that lost to other workers, the store counts as away.
+#: After this many writes in a row that failed because another worker was faster, the store counts
+#: as away.
 _MOST_TRIES = 50
 
 
 def present_seconds(rate: float) -> float:
-    """Return for how long a worker that took no slot counts as one of the fleet.
+    """Return how many seconds a worker counts as one of the fleet after its last write.
 
     In this time each of a hundred workers can take a slot. A longer time would waste more of the
     rate: the share of a worker that has ended is unused while the store is away.
@@ -49,11 +53,12 @@ class Taken:
     """The store's response to one worker. Times are of the worker's clock, in seconds.
 
     Attributes:
-        slots: up to as many as the worker has asked for, and only near ones.
-        returns: when to show each message that the worker hides; ``None`` = no time is near enough.
-        times: when the next slot is free, and the next message returns.
+        slots: the times of the slots, at most as many as the worker has asked for. All are near.
+        returns: when SQS should show each message that the worker hides; ``None`` = the next time
+            is too late for this message.
+        times: when the next slot is free, and when the next hidden message returns.
         apart_until: the time until which each worker keeps to its own share.
-        workers: the number of workers that have asked lately, with this one.
+        workers: the number of workers in the fleet (:func:`present_seconds`), including this one.
     """
 
     slots: list[float]
@@ -64,14 +69,14 @@ class Taken:
 
 
 class FleetSlots:
-    """One rate for all workers that share a store. Its calls block.
+    """Gives slots at one rate to all workers that share a store.
 
     Args:
         records: the records in the app's store.
-        name: the provider's name, and its tenant's, if any.
+        name: the provider's name, and the tenant's name if there is one.
         rate: slots a second, above 0.
         worker: this worker's name.
-        clock: this worker's, in seconds.
+        clock: returns the seconds of this worker's clock.
     """
 
     def __init__(
@@ -89,19 +94,21 @@ class FleetSlots:
         self._rate = rate
         self._worker = worker
         self._clock = clock
-        #: The fleet's time is this worker's plus so many seconds. It begins as the time of day.
+        #: Seconds to add to this worker's clock for the fleet's time. The first worker of a fleet
+        #: uses the time of day as the fleet's time.
         self._ahead = time.time() - clock()
 
     def take(self, slots: int, holds: Sequence[float] = (), *, is_back: bool = False) -> Taken:
-        """Take slots, and times of return for messages that are hidden.
+        """Take slots, and times of return for messages to hide. Wait for the store.
 
         Arguments:
-            slots: how many are wanted.
+            slots: the number of slots that the worker wants.
             holds: for each message to hide, the most seconds that it may be hidden.
             is_back: whether this is the worker's first call since the store was away.
 
         Raises:
-            StoreUnavailable: the store did not answer. If it has given slots, they are lost.
+            StoreUnavailable: the store did not answer, or other workers were faster each time. If
+                the store has recorded the slots, they stay unused.
         """
         present = present_seconds(self._rate)
         for _ in range(_MOST_TRIES):
@@ -134,7 +141,7 @@ class FleetSlots:
             if there is None:
                 is_done = self._records.add("rate", self._name, new, ttl).is_new
             elif was_seen and not (taken or holds or is_back):
-                is_done = True  # workers that wait for slots only read, so they delay no writer
+                is_done = True  # a worker that gets no slot does not write, so it delays no other
             else:
                 is_done = self._records.replace(there, new, ttl) is not None
             if is_done:

@@ -1,17 +1,18 @@
 """Decides when the next call to a provider may begin.
 
-The agreed rate is GCRA with reservations. :class:`RecoveryRate` follows the capacity of a provider
-that recovers. A call begins when both allow it.
+:class:`Times` keeps the agreed rate. :class:`RecoveryRate` follows the capacity of a provider that
+recovers. A call begins when both allow it.
 
-A slot comes every ``1 / rate`` seconds. GCRA (generic cell rate algorithm, ITU-T I.371, annex A)
-needs one number for that, the time of the next free slot. A worker takes the slots of the next
-second for messages that it holds. A message that would wait for longer is hidden, and gets a place
-in a second line of the same kind: the times at which hidden messages return, just as far apart as
-slots. So they return one by one, whichever worker receives them. No slot is kept for a hidden
-message, because SQS may show it late, or to another worker.
+A slot is a time at which one call may begin. Slots are ``1 / rate`` seconds apart. GCRA (generic
+cell rate algorithm, ITU-T I.371, annex A) needs one number for that, the time of the next free
+slot. A worker takes slots of the next second for messages that it holds. If a message would have to
+wait for longer, the worker hides it until a time of return. The times of return are a second row of
+times, a little further apart than the slots. So hidden messages return one by one, whichever worker
+receives them. No slot is kept for a hidden message, because SQS may show it late, or to another
+worker.
 
-Two numbers, :class:`Times`, are the whole state. Where a fleet shares them they are in the store:
-``provider.fleet``. Pure: times are passed in.
+The two numbers of :class:`Times` are the whole state. If workers share a rate, the numbers are in
+the store (``provider.fleet``). This module reads no clock: times are passed in.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from dataclasses import dataclass
 
 from ..retry.decision import Reply
 
-#: Slots are handed out at this share of the agreed rate, so that calls that start a few
-#: milliseconds late do not make a second fuller than agreed.
+#: Slots come at this share of the agreed rate. Some calls begin a few milliseconds late, so at the
+#: full rate a second could contain more calls than agreed.
 HEADROOM = 0.95
 
-#: Seconds from now within which a worker may take slots. They are lost if the worker is killed.
+#: A worker takes slots only this many seconds ahead, because they are lost if it is killed.
 AHEAD_SECONDS = 1.0
 
-#: How long a message may wait in its worker, if it is new, and if it was received before. One that
-#: would wait for longer is hidden.
+#: Longest wait in the worker for a new message, and for a message that was received before. The
+#: worker hides a message that would have to wait for longer.
 NEW_SECONDS = 2.0
 RETURNED_SECONDS = 10.0
 
@@ -37,24 +38,24 @@ RETURNED_SECONDS = 10.0
 #: return late, and for new ones.
 RETURN_SHARE = 0.97
 
-#: A slot that was missed by more is lost, for example after a pause of the process. Used later, it
-#: would exceed the agreed rate.
+#: A slot may be used up to this many seconds late. Later it is lost, for example after a pause of
+#: the process, because its use would exceed the agreed rate.
 LATEST_SECONDS = 0.1
 
 
 @dataclass(slots=True)
 class Times:
-    """When the next slot is free, and when the next hidden message returns. Seconds."""
+    """The times of the next free slot and of the next return of a hidden message, in seconds."""
 
     free_at: float = 0.0
     back_at: float = 0.0
 
     def take_slots(self, most: int, now: float, rate: float) -> list[float]:
-        """Take up to ``most`` slots, none further away than ``AHEAD_SECONDS``.
+        """Take up to ``most`` slots within the next ``AHEAD_SECONDS``. Return their times.
 
         Arguments:
-            most: how many are wanted.
-            now: seconds of the same clock.
+            most: the number of slots wanted.
+            now: the time, on the same clock.
             rate: slots a second.
         """
         taken = list[float]()
@@ -65,13 +66,13 @@ class Times:
         return taken
 
     def take_returns(self, holds: Sequence[float], now: float, rate: float) -> list[float | None]:
-        """Return when to show each message that is hidden.
+        """Take a time of return for each message to hide. Return these times.
 
-        ``None``: the time is too far for the message, and is left to another one.
+        ``None``: the message may not be hidden until the next time. Another message gets that time.
 
         Arguments:
             holds: for each message, the most seconds that it may be hidden.
-            now, rate: as above.
+            now, rate: as for ``take_slots``.
         """
         taken = list[float | None]()
         self.back_at = max(self.back_at, self.free_at, now)
@@ -84,31 +85,34 @@ class Times:
 
 
 class RecoveryRate:
-    """Calls a second that a recovering provider takes from this worker, as a bucket of tokens.
+    """Estimates how many calls a second a recovering provider takes from this worker.
 
-    The rate starts at one a second. Each success adds one until the provider refuses for the first
-    time. So the rate doubles in about 0.7 seconds, but not before slow calls are answered. Later it
-    grows by a share for each success, at most by a share for each second since the last cut. So
-    neither fast nor slow calls exceed the provider's capacity.
+    It is a bucket of tokens that fills at this rate. Each call takes a token.
 
-    A refusal cuts the rate to four fifths. The first refusal cuts it to the successes of the last
-    second, if they are fewer. Refusals within half a second count once, because many providers
-    count the calls of each second and refuse the rest of it. Another failure cuts the rate only
-    while more than half of the calls fail, because a provider that fails one call in five is not
-    overloaded.
+    The rate starts at one call a second. Until the provider refuses a call for the first time, each
+    success adds one. So the rate doubles in about 0.7 seconds, or more slowly if calls are slow.
+    After the first refusal, each success makes the rate 2.5 % larger. In a second it grows by at
+    most 2.5 % for each second since the last cut, so fast calls do not let it grow too fast.
 
-    In simulated outages a backlog of a minute takes 1.1 to 1.4 times the shortest time, and up to
-    14 calls per 100 messages are refused. It takes longer in two cases. Fifty workers are 1.1 to
-    1.8 times as slow, and up to 48 calls per 100 messages are refused, because each worker searches
-    by itself. If half of all calls fail, the backlog takes 1.6 times the shortest time. In one
-    of four runs it takes 9 times the shortest time, because gates open again and the last messages
-    wait for probes that fail.
+    A refusal cuts the rate to four fifths. The first refusal cuts it to the number of successes in
+    the last second, if that is less. Further refusals of calls that began within half a second
+    after a cut do not count, because many providers count the calls of each second, and refuse all
+    calls above their limit until the second ends. Another failure cuts the rate only while more
+    than half of the calls fail, because a provider that fails one call in five is not overloaded.
+
+    In simulated outages, a backlog of a minute takes 1.1 to 1.4 times the shortest possible time,
+    and up to 14 calls per 100 messages are refused. It takes longer in two cases. With fifty
+    workers it takes 1.1 to 1.8 times as long, and up to 48 calls per 100 messages are refused,
+    because each worker searches for the capacity alone. If half of all calls fail, the backlog
+    takes 1.6 times the shortest time. In one of four runs it then takes 9 times the shortest time,
+    because gates open again and the last messages wait for probes that fail.
     """
 
     START, LOWEST = 1.0, 0.1
     BY_CALL, BY_SECOND = 0.025, 0.025
     KEPT, SETTLE_SECONDS = 0.8, 0.5
-    #: An unused rate shrinks by this share a second, because no call tests it.
+    #: While no message lacks a token, the rate shrinks by this share a second, because the calls
+    #: are too few to test it.
     IDLE = 0.1
     SAVED_SECONDS = 0.5
     TOLERATED, CALLS = 0.5, 16
@@ -121,7 +125,7 @@ class RecoveryRate:
         self._filled_at = self._cut_at = self._grown_at = self.short_at = now
 
     def take(self, most: int, now: float) -> int:
-        """Take tokens for up to ``most`` messages, and return their number."""
+        """Take up to ``most`` tokens, and return their number."""
         self._fill(now)
         taken = min(most, int(self._tokens))
         self._tokens -= taken
@@ -130,12 +134,15 @@ class RecoveryRate:
         return taken
 
     def seconds_to_turn(self, now: float) -> float:
-        """Return the seconds until there is a token."""
+        """Return the seconds until a token is free."""
         self._fill(now)
         return max(0.0, (1 - self._tokens) / self.rate)
 
     def start_again(self) -> None:
-        """Search for the provider's capacity from the start, after it has refused every call."""
+        """Search for the provider's capacity again, after a time in which no call has succeeded.
+
+        Until the next refusal, each success adds one call a second, as at the start.
+        """
         self.rate, self._is_refused = max(self.START, self.rate), False
 
     def ended(self, reply: Reply, began: float, now: float) -> None:

@@ -13,26 +13,27 @@ from ..units import parse_rate
 class Provider:
     """A service that tasks call, and that can be down for all of them.
 
-    Tasks with a provider of the same name share its state in a worker. While the provider is down,
-    their messages are hidden without running, except for one probe at a time. Hidden messages use
-    up no attempts, but ``retry_for`` goes on.
+    Tasks with a provider of the same name share its gate (circuit breaker) in a worker. While the
+    provider is down, the gate is open: the worker hides their messages without running them, except
+    for one probe at a time. This uses up no attempts, but the time of ``retry_for`` goes on.
 
     Args:
-        name: of the provider, in logs and signals. Not empty.
-        failures: the number of calls in a row, of two messages or more, that must fail to open the
-            gate; from 2 up. Default 6.
+        name: name of the provider in logs and signals. Not empty.
+        failures: the number of failed calls in a row that opens the gate, 2 or more. They must come
+            from two messages or more. Default 6.
         probe_interval: mean seconds (or timedelta) before the first probe, above 0. Default 5.
-            Later pauses grow with the outage, up to a minute. Each is drawn between 3/4 and 5/4 of
-            its mean.
-        recall: whether hidden messages are brought forward after the outage. ``None`` (default) =
-            yes, except under a ``Schedule``, whose delays are exact.
-        rate: calls a second at the most: ``"60/s"``, ``"300/m"``, ``"7200/h"`` or a number.
+            The mean of later pauses grows with the outage, up to a minute. Each pause is drawn
+            between 3/4 and 5/4 of its mean.
+        recall: whether hidden messages are shown early, when the outage ends. ``None`` (default) =
+            yes, except with a ``Schedule``, because its delays are exact.
+        rate: most calls a second: ``"60/s"``, ``"300/m"``, ``"7200/h"``, or a number of calls a
+            second.
             ``None`` (default) = no limit. If the app names a store, all workers share the rate.
             Without a store each worker has the rate for itself, so ten workers make ten times as
             many calls.
-        key: for a provider that fails by tenant, the name of the task's argument that holds the
-            tenant, such as ``"account_id"``. Each tenant has a gate, a recall and a rate of its
-            own. ``None`` (default) = one gate for all calls.
+        key: for a provider that can be down for one of your tenants alone, the name of the task's
+            argument that holds the tenant, such as ``"account_id"``. Each tenant has a gate, a
+            recall and a rate of its own. ``None`` (default) = one gate for all calls.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -79,5 +80,5 @@ class Provider:
         put(self, "key", key)
 
     def recalls(self, policy: Policy) -> bool:
-        """Return whether the hidden messages of a task with this policy may be brought forward."""
+        """Return whether hidden messages of a task with this policy may be shown early."""
         return not isinstance(policy, Schedule) if self.recall is None else self.recall

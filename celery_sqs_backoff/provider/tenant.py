@@ -8,12 +8,12 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
-#: Only this many characters of a tenant count.
+#: A tenant is cut off after this many characters.
 _MOST_CHARACTERS = 500
 
 
 def check_key(key: str, function: Callable[..., object]) -> None:
-    """Refuse the name of an argument that no call of a function can give.
+    """Check that calls of a function can have an argument with this name.
 
     Raises:
         ValueError: the function has no such argument. The text lists its arguments.
@@ -32,7 +32,7 @@ def check_key(key: str, function: Callable[..., object]) -> None:
 
 
 def tenant_of(key: str, function: Callable[..., object], payload: Any) -> str:
-    """Return the tenant of a call, empty if the argument is missing or ``None``.
+    """Return the tenant of a call. It is empty if the argument is missing or ``None``.
 
     Arguments:
         key: the argument's name.
@@ -51,7 +51,7 @@ def tenant_of(key: str, function: Callable[..., object], payload: Any) -> str:
     else:
         try:
             call = signature.bind_partial(*args, **kwargs)
-        except TypeError:  # it fits no call: the task will say so
+        except TypeError:  # the arguments do not fit the function, so the task will raise this
             return ""
         call.apply_defaults()
         value = call.arguments.get(key)
