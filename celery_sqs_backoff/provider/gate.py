@@ -2,22 +2,25 @@
 
 | state | event | next state |
 |---|---|---|
-| CLOSED | `failures` calls in a row without a success, one just before | RECOVERING |
-| CLOSED | the same, and nothing has succeeded for `probe_interval` | OPEN |
+| CLOSED | `failures` calls in a row fail, one succeeded within `probe_interval` before | RECOVERING |
+| CLOSED | `failures` calls in a row fail, and none succeeds for `probe_interval` | OPEN |
 | OPEN | the probe is answered | RECOVERING |
 | OPEN | the probe fails, or is lost | OPEN, and probes later |
-| RECOVERING | `failures` in a row, and nothing has succeeded for twice as long | OPEN |
-| RECOVERING | for a minute no message waited, and none is hidden | CLOSED |
+| RECOVERING | `failures` calls in a row fail, and none succeeds for twice `probe_interval` | OPEN |
+| RECOVERING | for a minute no message has waited or been hidden | CLOSED |
 
 The failures in a row must come from two messages or more. If the provider has refused all of them
-with a Retry-After, it is up, and the gate opens only if nothing has succeeded for a minute.
+with a Retry-After, it is up. Then a minute counts in place of `probe_interval`.
 
-While it is OPEN messages are hidden, except for one probe at a time. While it is RECOVERING each
-message takes a token of :class:`.RecoveryRate`. The worker brings its hidden messages forward, one
-to probe with while it is OPEN, and all of them while it is RECOVERING. A message that another
-worker has brought forward may also serve as a probe, so other workers notice a recovery soon.
+While the gate is OPEN, the worker hides messages, and runs one at a time as a probe. While it is
+RECOVERING, each message takes a token of :class:`.RecoveryRate` before it runs.
 
-Pure. Times are passed in, and are seconds of one clock.
+The worker also brings its hidden messages forward: it lets SQS show them before their holds end.
+While the gate is OPEN, the worker brings forward one message at a time, for a probe. While the gate
+is RECOVERING, it brings them all forward, bit by bit. Another worker may receive such a message. It
+may use it as its own probe, so all workers notice a recovery soon.
+
+This module makes no calls and reads no clock. Times are passed in, as seconds of one clock.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from ..sqs.hidden import Hidden, Recall
 from .rate import RecoveryRate
 from .settings import Provider
 
-#: The least number of messages that must fail, because one message may be at fault itself.
+#: At least this many messages must fail, because the cause may be in a single message.
 MESSAGES = 2
 
 #: A provider that has refused every call for this time counts as down.
@@ -45,56 +48,64 @@ REFUSED_SECONDS = 60.0
 #: and at most a minute. So the gate notices the end of an outage within a sixth of its length.
 PAUSE_SHARE = 1 / 6
 LONGEST_PAUSE_SECONDS = 60.0
+#: A longer Retry-After counts as this time.
 LONGEST_RETRY_AFTER_SECONDS = 3600.0
 
-#: Once an outage is so long that holds end by themselves, a message that was received before serves
-#: as a probe only after this pause. Earlier, another worker must have brought it forward.
+#: While the gate is OPEN, a message that is received again was probably brought forward by another
+#: worker, so it may serve as an early probe. In a long outage holds also end without that. Then
+#: such an early probe needs at least this pause after the last probe.
 LATE_NEWS_SECONDS = 40.0
 
-#: After this time another message may probe, if the end of the probe was not reported.
+#: If the end of a probe is not reported within this time, another message may probe.
 PROBE_EXPIRES_SECONDS = 600.0
 
-#: Messages are hidden for twice the outage so far, at most half an hour, so that they come back by
-#: then if their worker is killed. The hold is drawn from its upper quarter to spread them.
+#: While the gate is OPEN, a message is hidden for twice the outage so far, but at most for half an
+#: hour. So it comes back within half an hour if its worker is killed. The hold is drawn between 3/4
+#: and all of this time, so that messages do not come back together.
 HOLD_FACTOR, LONGEST_HOLD_SECONDS, HOLD_JITTER_FROM = 2.0, 1800.0, 0.75
 
-#: The number of a failure for which a policy returns its longest delay.
+#: A policy's longest delay is read as its longest delay after this many failures.
 MANY_FAILURES = 1000
 
-#: A message waits in the worker if its turn is this near. Else it is hidden for a while.
+#: While the gate is RECOVERING, a message waits in the worker if its turn is this near. Else it is
+#: hidden, for a time between the next two limits.
 NEAR_SECONDS = 2.0
 SHORTEST_QUEUE_SECONDS, LONGEST_QUEUE_SECONDS = 30.0, 7200.0
 
-#: In a recovery a message that failed comes back after half a second for each receive, up to four.
-#: After more than two failures in this worker the pause doubles, up to a minute, because the
-#: provider may never take the message. A message with few receives left waits for a minute, because
-#: each early return costs a receive.
+#: While the gate is RECOVERING, a failed message comes back after half a second for each of its
+#: receives, of which at most four count. If it has failed more than twice in this worker, the pause
+#: doubles with each failure, up to a minute, because the provider may never take the message. A
+#: message with few receives left waits for a minute, because each early return costs a receive.
 SOON_SECONDS, SOON_RECEIVES, SOON_TIMES, LATEST_SECONDS = 0.5, 4, 2, 60.0
+#: While the gate is CLOSED, a refused message comes back within this time.
 REFUSED_LATEST_SECONDS = 30.0
 
-#: While a provider recovers, the calls are few, and if half of them fail, some fail in a row by
-#: chance. So the gate opens again only if nothing has succeeded for this many ``probe_interval``.
+#: While a provider recovers, there are few calls. If half of them fail, some fail in a row by
+#: chance. So the gate opens again only if no call has succeeded for this many times
+#: ``probe_interval``.
 RECOVERY_QUIET = 2
 
-#: The recovery is over when no message has waited for this time.
+#: The recovery is over when no message has waited or been hidden for this time.
 CALM_SECONDS = 60.0
 
-#: While its line is short, a worker recalls up to this many times its rate, because other workers
-#: run some of the messages. The factor doubles each half second.
+#: If few messages wait in a worker, it brings forward more messages a second than its rate, because
+#: other workers receive some of them. The factor doubles every half second, up to the second value.
 PULL_DOUBLES_SECONDS, LONGEST_PULL = 0.5, 10.0
 
 #: Pause between two searches for messages to bring forward.
 RECOVERY_LOOK_SECONDS, OUTAGE_LOOK_SECONDS = 0.25, 1.0
 
-#: Most calls under way, and most failed messages of a recovery, that a gate remembers.
+#: A gate remembers at most this many running calls, and this many failed messages of a recovery.
 MOST_CALLS = 10_000
 
-#: A stopping worker lets its hidden messages return at ten a second, within three minutes. It skips
-#: a message that would gain less than a minute.
+#: A stopping worker lets its hidden messages return at ten a second, or faster if this would take
+#: more than three minutes. It leaves out a message that would return less than a minute earlier.
 RETURNS_PER_SECOND, LONGEST_SPREAD_SECONDS, LEAST_GAIN_SECONDS = 10.0, 180.0, 60.0
 
 
 class GateState(Enum):
+    """The state of a gate. CLOSED lets all messages run, as in a circuit breaker."""
+
     CLOSED = "closed"
     OPEN = "open"
     RECOVERING = "recovering"
@@ -106,11 +117,13 @@ class Message:
 
     Attributes:
         id: the message ID of SQS.
-        receives: SQS's count of its receives, with this one.
+        receives: SQS's count of its receives, including this one.
         longest: most seconds that it may be hidden. At 0 or less it must not be hidden.
-        policy_longest: the longest delay of its policy, in seconds. It is the first hold.
-        own_delay: seconds drawn from its policy, for a message that cannot be brought forward.
-        is_recallable: whether it may be brought forward.
+        policy_longest: the longest delay of its policy, in seconds. Early in an outage, the message
+            is hidden for about this time.
+        own_delay: a delay in seconds, drawn from its policy. It counts if the message cannot be
+            brought forward, or if few receives are left.
+        is_recallable: whether the worker may bring it forward while it is hidden.
         is_spared: whether it has used up half of the receives that its queue allows.
         next_is_last: whether its next receive is the last that its queue allows.
         must_run: whether SQS would move it to the dead-letter queue at its next receive.
@@ -155,13 +168,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The decision about a message that has come due.
+    """The gate's decision about a message that has come due, or has failed.
 
     Attributes:
-        hide_seconds: seconds to hide it without running it. ``None`` = do not hide it.
+        hide_seconds: seconds to hide it before its next run. ``None`` = do not hide it.
         is_probe: whether it runs as the probe.
-        waits: whether it must wait in the worker until ``turns`` counts it.
-        recall: the permission to bring it forward when it is hidden, if any.
+        waits: whether it must wait in the worker until :meth:`ProviderGate.turns` lets it run.
+        recall: the permission to bring it forward while it is hidden, if any.
     """
 
     hide_seconds: float | None = None
@@ -174,12 +187,13 @@ _RUN, _PROBE, _WAIT = Look(), Look(is_probe=True), Look(waits=True)
 
 
 class ProviderGate:
-    """The state of one provider in one worker. Not safe for threads.
+    """The gate of one provider in one worker. Not safe for threads.
 
     Arguments:
         rng: draws intervals and delays.
-        failures: calls in a row that open it.
-        probe_interval: mean seconds before the first probe, and least mean before later ones.
+        failures: the number of failed calls in a row that opens the gate.
+        probe_interval: mean seconds before the first probe. Before a later probe, the mean is at
+            least this.
 
     Attributes:
         probe: the message that probes, or ``None``.
@@ -200,17 +214,20 @@ class ProviderGate:
         self._pull = 1.0
         self._seen_at = math.inf
         self._answered_at = -math.inf
-        self._forget_row()
+        self._reset_failures_in_a_row()
 
     # A message has come due
 
     def arrived(self, message: Message, now: float, *, waiting: int) -> Look:
-        """Decide about a message, while ``waiting`` others wait for their turn."""
+        """Decide about a message that has come due. ``waiting``: others that wait for their turn.
+
+        If the message may run, note that it runs.
+        """
         has_time, is_probe = message.longest > 0, False
         if self.state is GateState.OPEN:
             is_probe = self._is_probe_due(now, is_news=message.receives > 1)
             if not is_probe and has_time and not message.must_run:
-                return self._hide(message, self._hold(message, now), now)
+                return self._hide(message, self._choose_hold(message, now), now)
             if is_probe:
                 self.probe, self._probed_at = message.id, now
         elif (
@@ -221,7 +238,7 @@ class ProviderGate:
             self._busy_at = self.rate.short_at = now
             if message.must_run or not waiting or (waiting + 1) / self.rate.rate <= NEAR_SECONDS:
                 return _WAIT
-            return self._hide(message, self._queue(message), now)
+            return self._hide(message, self._choose_queue_hold(message), now)
         self.started(message.id, now)
         return _PROBE if is_probe else _RUN
 
@@ -233,9 +250,10 @@ class ProviderGate:
         self._began[message_id] = now
 
     def begins(self, message_id: str, now: float) -> bool:
-        """Return whether a message may begin at its turn. If not, it must arrive again.
+        """Return whether a message may run now that its turn has come. If so, note that it runs.
 
-        The gate may have opened since. Then only its probe begins.
+        If the gate has opened since ``arrived``, only the probe may run. Call ``arrived`` again for
+        another message.
         """
         if self.state is GateState.OPEN and message_id != self.probe:
             return False
@@ -243,9 +261,10 @@ class ProviderGate:
         return True
 
     def turns(self, waiting: int, now: float) -> int:
-        """Return how many of the waiting messages may run now, oldest first.
+        """Return how many of the waiting messages may have their turn now, oldest first.
 
-        Unless the gate is RECOVERING, that is all of them. ``begins`` stops them if it is OPEN.
+        While the gate is RECOVERING, each of them takes a token. In another state it is the turn of
+        all messages. If the gate is OPEN, ``begins`` refuses them then.
         """
         if self.state is not GateState.RECOVERING:
             return waiting
@@ -259,19 +278,23 @@ class ProviderGate:
     def ended(
         self, message_id: str, reply: Reply | None, now: float, *, retry_after: float | None = None
     ) -> None:
-        """Note the provider's reply to a run, or ``None`` if it showed no reply or did not run."""
+        """Note the provider's reply to a run. ``None``: the run showed no reply, or did not begin.
+
+        ``retry_after``: seconds of the reply's Retry-After.
+        """
         began, is_probe = self._began.pop(message_id, now), message_id == self.probe
         if reply is Reply.ANSWERED:
             is_quiet = now >= self._answered_at + self._probe_interval
             was_away = is_quiet and self._in_a_row >= self._most_failures
             self._answered_at = now
-            self._forget_row()
+            self._reset_failures_in_a_row()
             self._failures.pop(message_id, None)
             if is_probe:
                 self._recover(now)
             elif was_away and self.state is GateState.RECOVERING:
                 self.rate.start_again()
-            elif self.state is GateState.OPEN:  # begun before the gate opened, and answered since
+            elif self.state is GateState.OPEN:
+                # A call that is not the probe has succeeded, so the provider may be back.
                 self.next_probe_at = min(self.next_probe_at, now)
         elif is_probe:
             self._probe_later(now, retry_after)
@@ -292,11 +315,15 @@ class ProviderGate:
     def failed(
         self, message: Message, reply: Reply | None, delay: float, now: float, *, floor: float
     ) -> Look:
-        """Decide for how long to hide a message that has failed, instead of ``delay``.
+        """Decide for how long to hide a message that has failed. Call it after ``ended``.
 
-        Call it after ``ended``. The hold is longer while the gate is open, because the message
-        would not run earlier. It is shorter while the provider recovers, because the rate decides
-        when the message runs, but not below ``floor`` seconds.
+        While the gate is OPEN, the hold is longer than ``delay``, because the message could not run
+        earlier. While the gate is RECOVERING, the hold is shorter, because the rate decides when
+        the message runs. It is also shorter if the provider has refused the call while CLOSED.
+
+        Arguments:
+            delay: seconds to hide it, by its policy and a Retry-After.
+            floor: least seconds to hide it.
         """
         message = replace(message, longest=max(delay, message.longest), own_delay=delay)
         hold = self._delay_after_failure(message, reply, delay, now, floor)
@@ -310,7 +337,7 @@ class ProviderGate:
         if not message.is_recallable:
             return delay
         if self.state is GateState.OPEN:
-            return max(delay, self._hold(message, now)) if self.hidden.has_room else delay
+            return max(delay, self._choose_hold(message, now)) if self.hidden.has_room else delay
         if reply not in (Reply.REFUSED, Reply.FAILED):
             return delay
         soon = SOON_SECONDS * min(message.receives, SOON_RECEIVES)
@@ -328,11 +355,11 @@ class ProviderGate:
     def _hide(
         self, message: Message, seconds: float, now: float, *, not_before: float = 0.0
     ) -> Look:
-        """Hide a message. It may be brought forward, unless this recovery has failed it often.
+        """Return the decision to hide a message. It may usually be brought forward.
 
-        The next recovery brings forward all messages that are hidden while the provider is down. A
-        probe costs a receive, so a message with few receives left may probe only after its own
-        delay.
+        It may not if it has often failed in this recovery. The next recovery brings forward all
+        messages that are hidden while the provider is down. A probe costs a receive, so a message
+        with few receives left may probe only after its own delay.
         """
         recall = None
         is_left_out = self.state is GateState.RECOVERING and self._keeps_failing(message)
@@ -349,11 +376,11 @@ class ProviderGate:
     # Hidden messages
 
     def recalls(self, now: float, *, room: int, waiting: int = 0) -> list[Any]:
-        """Return the hidden messages to bring forward now.
+        """Return the hidden messages to bring forward now. Close the gate if a recovery is over.
 
         Arguments:
             now: seconds.
-            room: most messages that the worker has processes for.
+            room: most messages to bring forward.
             waiting: messages that wait for their turn. If they are few, other workers receive some
                 of the messages, so this worker brings more forward.
         """
@@ -382,11 +409,12 @@ class ProviderGate:
         return taken
 
     def hand_over(self, now: float) -> list[tuple[Any, int]]:
-        """Return messages to show soon because this worker stops, with their seconds from now.
+        """Return hidden messages that SQS should show soon, because this worker stops.
 
-        Only this worker can bring them forward. While the provider is down, a message at its last
-        receive stays hidden, because it would have to run. While the provider is well, each message
-        waits for its own delay.
+        No other worker can bring them forward. Each comes with the seconds after which SQS should
+        show it. While the gate is OPEN, a message stays hidden if its next receive is its last,
+        because it would have to run then. While the gate is CLOSED, all stay hidden for their own
+        delays.
         """
         if self.state is GateState.CLOSED:
             return []
@@ -433,7 +461,7 @@ class ProviderGate:
         pause = min(mean, longest) * self._rng.uniform(0.75, 1.25)
         self.next_probe_at = now + max(pause, min(retry_after or 0.0, LONGEST_RETRY_AFTER_SECONDS))
 
-    def _forget_row(self) -> None:
+    def _reset_failures_in_a_row(self) -> None:
         self._in_a_row, self._all_refused = 0, True
         self._failed: set[str] = set()
 
@@ -455,16 +483,16 @@ class ProviderGate:
         self._answered_at = self._busy_at = self._looked_at = now
         self._owed = self._pull = 1.0
         self._failures.clear()
-        self._forget_row()
+        self._reset_failures_in_a_row()
 
-    def _hold(self, message: Message, now: float) -> float:
+    def _choose_hold(self, message: Message, now: float) -> float:
         if not (message.is_recallable and self.hidden.has_room):
             return min(message.longest, max(0.0, self.next_probe_at - now) + message.own_delay)
         hold = max(message.policy_longest, HOLD_FACTOR * (now - self.opened_at))
         hold = min(hold, LONGEST_HOLD_SECONDS, message.longest)
         return hold * self._rng.uniform(HOLD_JITTER_FROM, 1.0)
 
-    def _queue(self, message: Message) -> float:
+    def _choose_queue_hold(self, message: Message) -> float:
         if not message.is_recallable:
             return min(message.longest, message.own_delay)
         turn = HOLD_FACTOR * (len(self.hidden) + 1) / self.rate.rate
@@ -472,11 +500,14 @@ class ProviderGate:
         return min(hold, message.longest)
 
     def _recall_probe(self, now: float) -> list[Any]:
-        """Return the message to probe with. The worker that receives it probes."""
+        """Return the message to probe with, in a list, if a probe is due.
+
+        The worker that receives it probes. It may be another worker, so plan the next probe, too.
+        """
         message = self.hidden.to_probe_with(now) if self.needs_probe(now) else None
         if message is None:
             return []
         probed_at = self._probed_at
-        self._probe_later(now, None)  # the next probe, if another worker receives this one
+        self._probe_later(now, None)  # in case another worker receives this message
         self._probed_at = probed_at
         return [message]
