@@ -2,11 +2,11 @@
 
 | state | event | next state |
 |---|---|---|
-| CLOSED | `failures` calls in a row fail, one succeeded within `probe_interval` before | RECOVERING |
-| CLOSED | `failures` calls in a row fail, and none succeeds for `probe_interval` | OPEN |
+| CLOSED | `failures` calls in a row fail within `probe_interval` after a success | RECOVERING |
+| CLOSED | `failures` calls in a row fail, and no call succeeds for `probe_interval` | OPEN |
 | OPEN | the probe is answered | RECOVERING |
 | OPEN | the probe fails, or is lost | OPEN, and probes later |
-| RECOVERING | `failures` calls in a row fail, and none succeeds for twice `probe_interval` | OPEN |
+| RECOVERING | `failures` calls in a row fail, no call succeeds for twice `probe_interval` | OPEN |
 | RECOVERING | for a minute no message has waited or been hidden | CLOSED |
 
 The failures in a row must come from two messages or more. If the provider has refused all of them

@@ -1,10 +1,13 @@
 """Keeps messages in line for their providers, and starts each when its turn comes.
 
-A provider has one line in a worker. A message starts when it has a slot, if a rate is agreed, and a
-token, if the provider recovers. The slower of the two decides. Celery's event loop puts a message
-in line and goes on, and never waits for a store. One thread lets messages start, hides
-them, and brings hidden ones forward. Another thread only waits for the store, which it asks for
-slots. If the store is away or slow, each worker makes its own share of the calls.
+Each provider has one line of waiting messages in a worker. If a rate is agreed, a message needs a
+slot, which is a time at which one call may begin. If the provider recovers, a message needs a token
+of :class:`.RecoveryRate`. If both are needed, it starts when it has both.
+
+Celery's event loop puts messages in line, and never waits for a store. The thread ``sqs-pace``
+starts messages, hides them, and brings hidden messages forward. The thread ``sqs-slots`` asks the
+store for slots, and waits for its answers. A store is away if it does not answer in time. Then each
+worker makes its share of the calls without the store.
 """
 
 from __future__ import annotations
@@ -27,38 +30,41 @@ from .lease import Lease
 
 logger = get_logger(__name__)
 
-#: A store that has not answered for this time counts as away. By then all its slots are used.
+#: A store that has not answered for this time counts as away. By then this worker has used all
+#: slots that the store had given to it.
 _PATIENCE_SECONDS: Final = AHEAD_SECONDS
 
 #: Pause before the next request to a store that has not answered.
 _AWAY_SECONDS: Final = 2.0
 
-#: Pause between two requests for slots while other workers have taken the next ones.
+#: Least pause between two requests for slots to a store that answers.
 _ASK_SECONDS: Final = 0.1
 
 #: Pause between two checks of a line with a rate, while messages wait in it.
 _LOOK_SECONDS: Final = 0.05
 
-#: Longest pause between two checks of a recovery, because its rate changes with each call.
+#: Longest pause between two checks of a line without an agreed rate. The rate of a recovery changes
+#: with each call, so a longer pause could miss a turn.
 _LONGEST_TURN_SECONDS: Final = 0.25
 
-#: Messages whose tasks have not begun may have the slots of this time. With no such slots, a small
-#: pool would lose a third of its rate. With no limit, they would begin together after a slow call.
+#: Limit for messages that have a slot but have not begun: the number of slots in this time. If the
+#: limit were 0, a small pool would lose a third of its rate. Without a limit, many messages would
+#: begin together after a slow call.
 _OUTSTANDING_SECONDS: Final = 1.0
 
-#: Pause before the next search for hidden messages if one has failed.
+#: Pause before the next search for messages to bring forward, if a search has failed.
 _AFTER_FAULT_SECONDS: Final = 1.0
 
 #: A message is hidden for this time at most. SQS hides it for at most 12 hours after its receive.
 _LONGEST_RETURN_SECONDS: Final = 11 * 3600.0
 
-#: The number of workers to assume if the store's last count is old. The store counts only workers
-#: that take slots, so its last answer to a worker that was idle may be too low.
+#: The least number of workers to assume if the store's last count is old. The store counts only
+#: workers that have asked for slots lately. So an old count may be too low.
 _WORKERS_UNKNOWN: Final = 10
 
 
 class Pace:
-    """One provider's line in this worker. Belongs to a :class:`Pacer`, under its lock.
+    """One provider's line in this worker. Its :class:`Pacer` calls it while it holds the lock.
 
     Slots belong to the line, so a due slot is for the message that has waited longest. A message
     that starts with a slot is outstanding until its task begins, or until the message is settled,
@@ -69,12 +75,12 @@ class Pace:
     it is back, the worker makes its own slots, at its share of the rate.
 
     Arguments:
-        name: of the provider, for the log.
+        name: the provider's name, for the log.
         rate: agreed slots a second; ``None``: no rate is agreed.
-        fleet: where slots are shared, or ``None`` if each worker has the rate for itself.
-        gate: says how many messages may start. The rest waits.
+        fleet: gives slots that workers share. ``None``: each worker has the rate for itself.
+        gate: says how many messages may start. The other messages wait.
         hide: hides a message until a time. Must not block.
-        rng: draws when this worker begins to use its own slots.
+        rng: draws when this worker begins to use its own slots, and when some messages return.
     """
 
     def __init__(
@@ -91,7 +97,8 @@ class Pace:
         self._rate = (rate or 0.0) * HEADROOM
         self.fleet = fleet
         self._gate, self._hide, self._rng = gate, hide, rng
-        #: For each message: its start, and the most seconds to wait here and to be hidden.
+        #: For each message: the call that starts it, the most seconds that it may wait here, and
+        #: the most seconds that it may be hidden.
         self.line: dict[Lease, tuple[Callable[[], object], float, float]] = {}
         #: Messages to hide that have no time of return yet, each with the most seconds to hide it.
         self._to_hide: dict[Lease, float] = {}
@@ -111,12 +118,12 @@ class Pace:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no message waits here, and each that has a slot has begun."""
+        """Whether no message waits here, and all messages with a slot have begun."""
         return not len(self) and not self._outstanding
 
     @property
     def is_away(self) -> bool:
-        """Whether the store has not answered."""
+        """Whether the store did not answer the last request in time."""
         return self._apart_until == math.inf
 
     @property
@@ -131,15 +138,17 @@ class Pace:
 
     @property
     def _room(self) -> int:
-        """The number of further messages that may be outstanding."""
+        """How many more messages may be outstanding."""
         return math.ceil(_OUTSTANDING_SECONDS * self._share) - len(self._outstanding)
 
     # Slots are given
 
     def find_wanted(self, now: float) -> tuple[int, dict[Lease, float]]:
-        """Return how many slots the line needs now, and the messages that need a time of return.
+        """Update the line. Return how many slots it needs now, and the messages to hide.
 
-        Each message has the most seconds that it may be hidden.
+        Take out settled messages. Also take out messages that would wait for too long. They are the
+        messages to hide, and need a time of return. Each is returned with the most seconds that it
+        may be hidden.
         """
         if now >= self._apart_until > -math.inf:  # all workers take the fleet's slots again
             self._apart_until = -math.inf
@@ -163,7 +172,10 @@ class Pace:
         return max(0, lacking), dict(self._to_hide)
 
     def asks_store(self, now: float) -> bool:
-        """Give slots of this worker's own, or return whether to ask the store for some."""
+        """Give slots of this worker's own if it uses them now. Return whether to ask the store.
+
+        While the store is away, ask it from time to time, to notice its return.
+        """
         slots, hide = self.find_wanted(now)
         is_apart = self.fleet is None or now < self._apart_until
         if is_apart and (slots or hide):
@@ -176,10 +188,15 @@ class Pace:
         return is_asked and now >= self._ask_at
 
     def give_shared(self, hide: Iterable[Lease], taken: Taken, now: float) -> None:
-        """Give slots of the fleet.
+        """Give the line the slots in an answer of the store.
 
-        The line spaces late slots out. If it used them all at once while other workers use theirs,
-        the calls would exceed the agreed rate.
+        The line spaces late slots out. If it used them together while other workers use theirs, the
+        calls would exceed the agreed rate.
+
+        Arguments:
+            hide: the messages to hide, as they were in the request.
+            taken: the answer.
+            now: seconds.
         """
         for slot in taken.slots:
             self._last_slot = max(slot, now, self._last_slot + 1 / self._rate)
@@ -195,14 +212,15 @@ class Pace:
             self._ask_at = now + _ASK_SECONDS
             return
         self._apart_until = taken.apart_until
-        self._workers = max(self._workers, taken.workers)  # some have not asked since its return
+        # After the store's return, some workers have not asked yet, so its count may be too low.
+        self._workers = max(self._workers, taken.workers)
 
     def _give_returns(
         self, hide: Iterable[Lease], returns: Iterable[float | None], now: float
     ) -> None:
         """Hide messages until their times of return.
 
-        A message whose time would be too far comes back at a random time and joins the line again.
+        A message without a time of return comes back at a random time, and joins the line again.
         """
         for lease, at in zip(hide, returns, strict=True):
             if (hold := self._to_hide.pop(lease, None)) is not None:
@@ -210,7 +228,14 @@ class Pace:
                 self._hiding.append(partial(self._hide, lease, at))
 
     def note_away(self, why: str, asked_at: float, now: float) -> None:
-        """Go on with this worker's own slots, because the store does not answer."""
+        """Go on with this worker's own slots, because the store does not answer.
+
+        Arguments:
+            why: the reason, for the log.
+            asked_at: when the worker asked the store. Slots from earlier answers end at most
+                ``AHEAD_SECONDS`` later.
+            now: seconds.
+        """
         self._ask_at = now + _AWAY_SECONDS
         if self.is_away:
             return
@@ -227,14 +252,17 @@ class Pace:
         )
 
     def _begin_own(self, since: float) -> None:
-        """Use own slots after the last slots of the fleet, from a random time on."""
+        """Let this worker's own slots begin after the last slots from the store.
+
+        They begin at a random time, so that the workers do not call all at the same moments.
+        """
         first = since + AHEAD_SECONDS + self._rng.uniform(0, 1 / self._share)
         self._times = Times(first, self._times.back_at)
 
     # Messages leave
 
     def depart(self, now: float) -> list[Callable[[], object]]:
-        """Take out the messages that start now, or are hidden, and return the calls to make."""
+        """Take out the messages to start or to hide now. Return the calls that do this."""
         actions, self._hiding = self._hiding, []
         self._slots = [slot for slot in self._slots if slot >= now - LATEST_SECONDS]
         ready = len(self.line)
@@ -260,13 +288,13 @@ class Pace:
 
 
 class Pacer:
-    """The lines of a worker, and their two threads, which start with the first message.
+    """The lines of a worker, and the two threads that serve them. They start when needed.
 
     Arguments:
-        clock: seconds, monotonic.
-        lock: of the gates.
-        look: brings hidden messages forward, and returns the seconds until its next call, or
-            ``None`` to wait for :meth:`look_soon`.
+        clock: returns monotonic seconds.
+        lock: the lock of the gates.
+        look: brings hidden messages forward. Returns the seconds until its next call, or ``None``
+            to wait for :meth:`look_soon`.
     """
 
     def __init__(
@@ -290,11 +318,13 @@ class Pacer:
         longest: float,
         hold: float,
     ) -> None:
-        """Put a message in line that waits only for its turn. Does not block.
+        """Put a message in line. It may start as soon as its turn comes. Does not block.
 
         Arguments:
-            start: called in the pacer's thread when its turn has come. Must not block.
-            longest: most seconds that it may wait here. If its turn is later, it is hidden.
+            pace: the provider's line.
+            lease: the message.
+            start: starts the message. The thread ``sqs-pace`` calls it. Must not block.
+            longest: the most seconds that it may wait here. If its turn is later, it is hidden.
             hold: the most seconds that it may be hidden.
         """
         with self._lock:
@@ -304,14 +334,14 @@ class Pacer:
             self._changed.notify()
 
     def look_soon(self) -> None:
-        """Let the thread search for messages to bring forward. Does not block."""
+        """Let the thread ``sqs-pace`` search for messages to bring forward. Does not block."""
         with self._lock:
             self._look_at = -math.inf
             self._start_threads()
             self._changed.notify()
 
     def stop(self) -> None:
-        """Let no message start. Waiting messages are given back by their leases."""
+        """End the threads, so that no more messages start. Their leases give them back to SQS."""
         with self._lock:
             self._is_stopping = True
             self._changed.notify_all()
@@ -332,11 +362,13 @@ class Pacer:
         for name, run in wanted[len(self._threads) :]:
             thread = start_daemon(name, run)
             if thread is None:
-                logger.warning("sqs_backoff.no_thread_left: messages wait for their turns")
+                logger.warning(
+                    "sqs_backoff.no_thread_left: messages for providers wait for a thread"
+                )
                 return
             self._threads.append(thread)
 
-    # One thread: messages start
+    # The thread sqs-pace: messages start, or are hidden
 
     def _pace(self) -> None:
         while True:
@@ -353,11 +385,15 @@ class Pacer:
                 try:
                     action()
                 except Exception as exc:  # noqa: BLE001
-                    # A bug. The message comes back by itself, and others need the thread.
+                    # This is a bug. The message comes back later, and the other messages still
+                    # need this thread.
                     logger.error("sqs_backoff.pacing_failed: %s", error_site(exc, calls=BUG_CALLS))
 
     def step(self, now: float) -> list[Callable[[], object]]:
-        """Give slots that need no store, queue requests to stores, and return calls to make now."""
+        """Give slots that need no store, and queue requests to stores.
+
+        Return the calls that start or hide messages now, or search for messages to bring forward.
+        """
         actions: list[Callable[[], object]] = []
         with self._lock:
             for pace in list(self._busy):
@@ -378,10 +414,10 @@ class Pacer:
     def _look_now(self) -> None:
         seconds = self._look()
         with self._lock:
-            if self._look_at > -math.inf:  # else a search is due already
+            if self._look_at > -math.inf:  # else ``look_soon`` has asked for another search
                 self._look_at = math.inf if seconds is None else self._clock() + seconds
 
-    # The other: slots are taken
+    # The thread sqs-slots: it asks stores for slots
 
     def _ask_stores(self) -> None:
         while True:
@@ -395,7 +431,7 @@ class Pacer:
             self.ask(pace)
 
     def ask(self, pace: Pace) -> None:
-        """Ask a line's store for slots, and give them. Blocks."""
+        """Ask the store for slots for a line, and give them to the line. Wait for the store."""
         assert pace.fleet is not None
         with self._lock:
             asked_at, is_back = self._clock(), pace.is_away
@@ -403,12 +439,13 @@ class Pacer:
         taken, why = None, "a late answer"
         try:
             taken = pace.fleet.take(slots, [*hide.values()], is_back=is_back)
-        except Exception as exc:  # noqa: BLE001  # a client of any library: messages must not wait for it
+        except Exception as exc:  # noqa: BLE001
+            # The store's client may raise any exception. The messages must go on without the store.
             why = type(exc).__name__
         with self._lock:
             now, since = self._clock(), self._asked.pop(pace)
             is_late = now - asked_at > _PATIENCE_SECONDS or pace.is_away is not is_back
-            if taken is None or is_late:  # late: the next may be late, too
+            if taken is None or is_late:  # after a late answer, the next may be late, too
                 pace.note_away(why, since, now)
             else:
                 pace.give_shared(hide, taken, now)

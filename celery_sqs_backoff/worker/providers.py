@@ -2,7 +2,8 @@
 
 :class:`~celery_sqs_backoff.provider.gate.ProviderGate` decides without knowing the worker. A
 :class:`Gate` gives it the facts of one provider, or of one tenant: due messages, ends of runs, and
-messages that SQS hides. :class:`Gates` has all gates of a worker, and brings messages forward.
+messages that SQS hides. :class:`Gates` has all gates of a worker. It also brings messages forward:
+it asks SQS to show hidden messages before their holds end.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ from .pacing import Pace, Pacer
 
 logger = get_logger(__name__)
 
-#: How long a stopping worker brings its hidden messages forward.
+#: A stopping worker brings its hidden messages forward for at most this time.
 HAND_OVER_SECONDS: Final = 5.0
 
-#: Pause between two events, and so log lines, about the same recovery.
+#: Pause between two events about the same recovery. Each event is a log line.
 _TOLD_SECONDS: Final = 60.0
 
 #: Names of a gate's states in ``sqs-status`` and metrics.
@@ -58,7 +59,7 @@ _STATES: Final = {
     GateState.RECOVERING: "recovering",
 }
 
-#: Tenants of one provider with gates of their own. Further tenants share one gate.
+#: At most this many tenants of a provider have gates of their own. Further tenants share one gate.
 MOST_TENANTS: Final = 1_000
 
 
@@ -69,7 +70,8 @@ class Gate:
         provider: its settings.
         owner: the worker's gates.
         tenant: the name of the tenant in logs, empty without a tenant.
-        fleet: where the slots at its rate are shared, or ``None``.
+        fleet: gives the slots at a rate that all workers share. ``None``: no rate, or each worker
+            has the rate for itself.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class Gate:
         either.
 
         Arguments:
-            start: called when its turn comes. ``None``: its task begins now.
+            start: called when its turn comes. ``None``: its task begins now, so it cannot wait.
         """
         now = self._owner.clock()
         with self._owner.lock:
@@ -110,7 +112,7 @@ class Gate:
                 return False
         look = Look(waits=True) if is_well else self._look_at(lease, options, now)
         if lease.is_settled():
-            self.not_begun(lease)  # it may be a probe that was lost while the gate decided
+            self.not_begun(lease)  # it may be a probe, and was lost while the gate decided
             return True
         if start is None or lease.has_turn or not (look.waits or needs_slot):
             return False
@@ -119,14 +121,15 @@ class Gate:
             longest = RETURNED_SECONDS if lease.delivery.receive_count > 1 else NEW_SECONDS
         if not look.waits:
             with self._owner.lock:
-                self.core.ended(lease.message_id, None, now)  # it must wait for its slot first
-        # If tasks with slots do not begin, the message waits for a process, not for a slot.
+                # The gate has noted a run, but the message must wait for its slot first.
+                self.core.ended(lease.message_id, None, now)
+        # If too many tasks with slots have not begun, the message waits for a process, not a slot.
         lease.keeps_place = self.pace.is_full
         self._owner.pacer.join(self.pace, lease, start, longest, hold)
         return True
 
     def _look_at(self, lease: Lease, options: Options, now: float) -> Look:
-        """Let the gate decide about a message. Hide the message if the gate hides it."""
+        """Let the gate decide about a message. Hide the message if the gate decides so."""
         message = self._message(lease, options)
         with self._owner.lock:
             # With an agreed rate, the message waits for its slot before it takes a token.
@@ -147,7 +150,7 @@ class Gate:
         """Hide a message whose slot is far.
 
         SQS hides for whole seconds, so round down. A message that is early waits for its slot. A
-        late one would miss its slot. If all other messages are hidden, nobody uses that slot.
+        late one would miss its slot. If all other messages are hidden, that slot stays unused.
         """
         assert lease.options is not None
         now = self._owner.clock()
@@ -155,7 +158,7 @@ class Gate:
         lease.give_back(until=now + lease.delivery.visibility_delay(seconds, now=time.time()))
 
     def lets_begin(self, lease: Lease, options: Options) -> bool:
-        """Return whether a message may begin, now that a process is free for it.
+        """Return whether a message may begin, now that a process is free for it. If not, hide it.
 
         Without this check, messages that waited for a process would run while the provider is down.
         """
@@ -191,17 +194,18 @@ class Gate:
         probe.free = freed
 
     def not_begun(self, lease: Lease) -> None:
-        """Note that a message does not run. If it was the probe, search for another one."""
+        """Note that a message did not run. If it was the probe, search for another one."""
         with self._owner.lock:
             if self.core.probe == lease.message_id:
                 self.core.ended(lease.message_id, None, self._owner.clock())
                 self._owner.look_again(self)
 
     def ended(self, lease: Lease, ended: RunEnd) -> None:
-        """Note how a run ended.
+        """Tell the gate how a run ended.
 
-        Each failure that a rule attributes to the provider counts, even if the work may have been
-        done, because a gateway that answers 502 needs a pause too. Unknown errors do not count.
+        A failure counts if a rule of the task attributes it to the provider. It counts even if the
+        work may have been done, because a gateway that answers 502 needs a pause too. Unknown
+        errors do not count.
         """
         reply = Reply.ANSWERED if ended.end is End.RETURNED else ended.reply
         retry_after = ended.decision.retry_after if isinstance(ended.decision, Hide) else None
@@ -213,7 +217,10 @@ class Gate:
         self._owner.tell_now()
 
     def delayed(self, seconds: float, lease: Lease, ended: RunEnd, options: Options) -> float:
-        """Return for how long to hide a message that has failed, and note whether to recall it."""
+        """Return for how many seconds to hide a failed message. ``seconds``: its policy's delay.
+
+        Note in its lease whether it may be brought forward.
+        """
         if not isinstance(ended.decision, Hide):
             return seconds
         floor = ended.decision.retry_after or 0.0
@@ -227,7 +234,7 @@ class Gate:
         return look.hide_seconds or 0.0
 
     def recalls(self, *, room: int) -> list[Lease]:
-        """Return the messages to bring forward now. Call it under the lock."""
+        """Return the messages to bring forward now, at most ``room``. Call it with the lock."""
         was = self.core.state
         taken = self.core.recalls(self._owner.clock(), room=room, waiting=self.in_line)
         self._tell(was)
@@ -236,7 +243,7 @@ class Gate:
         return taken
 
     def _tell(self, was: GateState) -> None:
-        """Queue an event about a new state, and each minute one about the recovery."""
+        """Queue an event if the state is not ``was``. In a recovery, queue one each minute."""
         state, now, is_new = self.core.state, self._owner.clock(), self.core.state is not was
         about = {"provider": self.provider.name, "tenant": self.tenant}
         if state is GateState.RECOVERING and (is_new or now >= self._told_at + _TOLD_SECONDS):
@@ -271,10 +278,11 @@ class Gates:
     """The gates of a worker, by provider and tenant.
 
     Arguments:
-        keeper: the gates share its clock and its events.
+        keeper: brings messages forward. The gates share its lock, clock and events.
         room: returns for how many more messages the worker has processes.
-        app: names the store where workers share the rate; ``None``: each has it for itself.
-        worker: its name in that store.
+        app: the Celery app, which may name a store. In this store, workers share a rate. Without
+            it, each worker has the rate for itself.
+        worker: this worker's name in the store.
         rng: draws intervals and delays.
     """
 
@@ -300,7 +308,10 @@ class Gates:
         self._told: deque[WorkerEvent] = deque()
 
     def of(self, provider: Any, tenant: str = "") -> Gate | None:
-        """Return the gate of a task's option ``provider``, or ``None`` without that option."""
+        """Return the gate for a task's option ``provider``, or ``None`` if the option is not set.
+
+        Make the gate if it is the first call for this provider and tenant.
+        """
         if provider is None:
             return None
         name = provider if isinstance(provider, str) else provider.name
@@ -319,12 +330,13 @@ class Gates:
         if other != first and other not in self._differing:
             self._differing.add(other)
             logger.warning(
-                "sqs_backoff.provider_differs: %s is described twice; the first one counts",
+                "sqs_backoff.provider_differs: %s: tasks describe it with different settings;"
+                " the first description counts",
                 printable(first.name),
             )
 
     def of_call(self, task: Any, payload: Callable[[], Any]) -> Gate | None:
-        """Return the gate of one call of a task. Reads its arguments only if they matter."""
+        """Return the gate of one call of a task. Read the call's arguments only for a ``key``."""
         provider = task.backoff_options.provider
         key = getattr(provider, "key", None)
         if key is None:
@@ -345,7 +357,7 @@ class Gates:
             return None
         try:
             records = records_of(self._app)
-        except ImproperlyConfigured:  # logged at the start
+        except ImproperlyConfigured:  # the worker has logged it at its start
             return None
         return FleetSlots(
             records, name, rate=rate * HEADROOM, worker=self._worker, clock=self.clock
@@ -382,7 +394,7 @@ class Gates:
             ]
 
     def tell(self, event: WorkerEvent) -> None:
-        """Queue an event until the lock is free, because an observer may be slow."""
+        """Queue an event until the lock is released, because a listener may be slow."""
         self._told.append(event)
 
     def tell_now(self) -> None:
@@ -392,7 +404,7 @@ class Gates:
                 self.events.emit(self._told.popleft())
 
     def look_again(self, gate: Gate) -> None:
-        """Search for messages to bring forward, unless the gate is closed."""
+        """Let the pacer search for messages to bring forward soon, unless the gate is closed."""
         if gate.core.state is not GateState.CLOSED:
             self.pacer.look_soon()
 
@@ -425,10 +437,10 @@ class Gates:
         return min((pause for pause in pauses if pause is not None), default=None)
 
     def hand_over(self) -> None:
-        """Let this worker's hidden messages come back soon, to others, because it stops.
+        """Ask SQS to show this worker's hidden messages to other workers, because this one stops.
 
-        Blocks for ``HAND_OVER_SECONDS`` at most. The messages that are left come back when
-        their holds end.
+        Blocks for ``HAND_OVER_SECONDS`` at most. Messages for which SQS has not confirmed this by
+        then come back when their holds end.
         """
         with self.lock:
             now = self.clock()
@@ -447,7 +459,7 @@ class Gates:
 
 
 def introduce(app: Any, tasks: Iterable[Any]) -> None:
-    """Log a warning for each rate that the workers do not share."""
+    """Log a warning for each provider with a rate if the app names no store to share the rate."""
     if is_store_shared(app):
         return
     named = (getattr(getattr(task, "backoff_options", None), "provider", None) for task in tasks)
