@@ -15,18 +15,19 @@ from . import events as of
 
 logger = logging.getLogger(__name__)
 
-#: Largest number of signals that wait while a receiver blocks. The oldest ones are dropped then.
+#: At most this many signals wait while a receiver blocks. If more come, the oldest are dropped.
 _MOST_WAITING: Final = 10_000
 
 
 class Announce:
     """Sends :mod:`celery_sqs_backoff.signals` in the order of events, from a thread of its own.
 
-    The thread ends when no signal is left. A receiver that blocks delays only later signals.
+    The thread ends when no signal waits. A receiver that blocks delays only later signals, not the
+    worker.
 
     Args:
-        task_named: returns the task with a name, which is the signal's sender. It returns ``None``
-            for an unknown task.
+        task_named: returns the task with a given name, or ``None`` for an unknown task. The task is
+            the signal's sender.
     """
 
     def __init__(self, task_named: Callable[[str], Any]) -> None:
@@ -55,7 +56,9 @@ class Announce:
             if not self._is_running:
                 self._is_running = start_daemon("sqs-signal", self._run) is not None
                 if not self._is_running:
-                    logger.warning("sqs_backoff.no_thread_left: a signal waits for the next one")
+                    logger.warning(
+                        "sqs_backoff.no_thread_left: a signal is sent together with the next one"
+                    )
 
     def _run(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""Publish numbers that only workers know in records of the store, for ``sqs-status``.
+"""Publish in the store the numbers that only workers know. ``sqs-status`` reads them.
 
 Each worker has one small record. It expires after a minute, so that a worker that has ended is not
 counted for long. It holds names of queues and numbers, but no content of messages.
@@ -29,7 +29,7 @@ _LIST: Final = "workers"
 
 
 def find_first(times: Iterable[float | None]) -> float | None:
-    """Return the earliest time and ignore ``None``. Return ``None`` if no time is left."""
+    """Return the earliest time, and skip each ``None``. Return ``None`` if there is no time."""
     return min((at for at in times if at is not None), default=None)
 
 
@@ -45,8 +45,9 @@ class QueueNow:
             known.
         oldest_due_at: when the oldest waiting message was sent, or its ETA if that is later;
             ``None`` = no message is waiting.
-        next_gives_up_at: when ``retry_for`` of the first waiting message is over; ``None`` = never.
-        dead_letters: number of messages given up since the worker started, by reason.
+        next_gives_up_at: the earliest time at which ``retry_for`` of a waiting message is over;
+            ``None`` = never.
+        dead_letters: number of messages given up since the worker started, for each reason.
     """
 
     running: int = 0
@@ -67,7 +68,8 @@ class ProviderNow:
         tenant: a digest of the tenant; empty = no tenant.
         state: ``"paused"``, ``"recovering"`` or ``"ok"``.
         hidden: number of messages that the worker has hidden and can bring forward.
-        in_line: number of messages that wait in the worker for a slot at the provider's rate.
+        in_line: number of messages that wait in the worker for a slot at the provider's rate, or
+            for their turn while the provider recovers.
         rate: calls a second that the worker may make while the provider recovers; 0 = no limit.
     """
 
@@ -133,7 +135,7 @@ class Board:
         self._last: dict[str, Record] = {}
 
     def write(self, worker: str, now: WorkerNow) -> None:
-        """Publish a worker's record. This mostly takes two calls to the store.
+        """Publish a worker's record. This usually takes two calls to the store.
 
         Args:
             worker: name of the worker.
@@ -148,7 +150,7 @@ class Board:
             self._join(worker)
 
     def leave(self, worker: str) -> None:
-        """Delete a worker's record when the worker ends."""
+        """Delete a worker's record, because the worker ends."""
         if (last := self._last.pop(worker, None)) is not None:
             self._records.delete(last)
 
@@ -162,7 +164,7 @@ class Board:
         return found
 
     def _join(self, worker: str) -> None:
-        """Add a worker to the list of workers, and remove workers with an expired record."""
+        """Add a worker to the list of workers. Remove the workers that have no record any more."""
 
         def join(there: dict[str, Any]) -> dict[str, Any]:
             alive = [w for w in there["workers"] if self._records.get(_KIND, _name(w)) is not None]

@@ -1,4 +1,4 @@
-"""Define the events of a worker, from which log lines, signals, metrics and status are made.
+"""Define the events of a worker. Log lines, signals, metrics and status are made from them.
 
 A worker emits events in its main process, from any of its threads. Events hold names, numbers and
 reasons, never arguments, bodies or texts of exceptions. To add an event, write its class here, emit
@@ -113,7 +113,7 @@ class Retried(OfTask):
         outcome: as in :class:`RunEnded`.
         reason: how the run ended, such as "raised" or "process lost".
         error: the exception's type; ``None`` = not known.
-        budget_left: seconds that are left of ``retry_for``; ``None`` = no limit.
+        budget_left: seconds until ``retry_for`` is over; ``None`` = no limit.
     """
 
     name = "retry"
@@ -184,7 +184,7 @@ class Recalled(WorkerEvent):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseLost(OfTask):
-    """The worker lost the message of a running task, so another worker may be running it, too."""
+    """The worker lost the message of a running task. Another worker may be running it, too."""
 
     name = "lease_lost"
 
@@ -257,10 +257,10 @@ class OfProvider(WorkerEvent):
     """An event of a provider's gate in this worker. Its ``queue`` is empty.
 
     Attributes:
-        state: the provider's new state, which the signal ``provider_changed`` reports; ``None`` =
-            the state has not changed.
+        state: the provider's state after the event. If it is new, the signal ``provider_changed``
+            reports it. ``None`` = the event says nothing about the state.
         provider: the provider's name.
-        tenant: a digest of the tenant; empty = the provider has no key.
+        tenant: a digest of the tenant; empty = no tenant.
     """
 
     state: ClassVar[str | None] = None
@@ -271,7 +271,7 @@ class OfProvider(WorkerEvent):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderSlowed(OfProvider):
-    """The provider refuses calls although it is up, so the worker limits calls to it."""
+    """The provider fails or refuses calls although it is up, so the worker limits calls to it."""
 
     name, state = "provider_slowed", "recovering"
 
@@ -292,7 +292,7 @@ class ProviderProbed(OfProvider):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderRecovering(OfProvider):
-    """The provider works again, and the worker limits calls to it. Repeated each minute of this.
+    """The provider works again, and the worker limits calls to it. Repeated once a minute.
 
     Attributes:
         rate: calls a second that this worker may make.
@@ -308,7 +308,7 @@ class ProviderRecovering(OfProvider):
 class ProviderRecovered(OfProvider):
     """The worker no longer limits calls to the provider.
 
-    ``recalled``: number of hidden messages that were brought forward.
+    ``recalled``: number of hidden messages that SQS was asked to show early.
     """
 
     name, state = "provider_recovered", "ok"
@@ -318,8 +318,8 @@ class ProviderRecovered(OfProvider):
 class Events:
     """Calls every listener with each event, in the thread that emits the event.
 
-    A listener must return quickly. If a listener raises, the error is logged once per listener, and
-    the other listeners are still called.
+    A listener must return quickly. If a listener raises, the other listeners are still called. Only
+    its first error is logged.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """Check whether the loops of a worker are running, and touch a heartbeat file while they are.
 
-Only faults count that a restart of the worker cures: a dead thread, a loop that hangs, and a
-stopped process. An outage of SQS and a task that does not end are not faults.
+A turn is one pass through a loop. Only faults that a restart of the worker cures count: a dead
+thread, a loop that hangs, and a stopped process. An outage of SQS and a task that does not end are
+not faults.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Pulse:
             self._checks.pop(name, None)
 
     def faults(self) -> list[str]:
-        """Return a line for each loop that hangs or has ended, and for each failed check."""
+        """Return a text for each loop that hangs or has died, and for each check with a fault."""
         now = self._clock()
         with self._lock:
             loops, checks = list(self._loops.items()), list(self._checks.values())
@@ -98,7 +99,7 @@ class Pulse:
 class Heartbeat:
     """Touches a file every two seconds while all loops of a worker are running.
 
-    The age of the file shows whether the worker is alive. The worker's log names the faults.
+    An old file means that the worker is unhealthy. The worker's log names the faults.
 
     Args:
         path: path of the file. Its directory must exist.

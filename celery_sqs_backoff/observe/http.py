@@ -27,21 +27,22 @@ def serve(
     metrics: Callable[[], tuple[bytes, str]] | None,
     faults: Callable[[], list[str]],
 ) -> ThreadingHTTPServer:
-    """Start a server in a thread. End it by its ``shutdown()`` and ``server_close()``.
+    """Start a server in a thread. To end it, call its ``shutdown()`` and ``server_close()``.
 
     Args:
         host: address to listen on.
-        port: port to listen on. 0 = a free port, which ``server_port`` of the result names.
+        port: port to listen on. 0 = any free port. The result's ``server_port`` is its number.
         metrics: returns the page for ``/metrics`` and its content type; ``None`` = no such page.
-        faults: returns the worker's faults. ``/healthz`` answers 200 without faults, otherwise 503.
+        faults: returns the worker's faults. ``/healthz`` answers 200 if there are no faults, else
+            503.
 
     Raises:
-        OSError: the port is in use, or the address is not one of this machine.
+        OSError: the port is in use, or this machine does not have the address.
         OverflowError: the number is too large for a port.
     """
 
     class PageHandler(BaseHTTPRequestHandler):
-        timeout = _CLIENT_SECONDS  # end the thread of a client that sends no request
+        timeout = _CLIENT_SECONDS  # ends the thread for a client that sends no request
 
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
@@ -58,7 +59,7 @@ def serve(
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base's name
-            """Do not log scrapes."""
+            """Do not log requests. The base class would print each of them."""
 
     family, *_, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

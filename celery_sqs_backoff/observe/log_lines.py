@@ -1,4 +1,4 @@
-"""Write the log lines of a worker, one for each event in a table.
+"""Write the log lines of a worker: one line for each event of a kind in ``LINES``.
 
 All facts are in the text of a line, because Celery's formatter drops ``extra``.
 """
@@ -48,10 +48,10 @@ LINES: Final[Mapping[type[of.WorkerEvent], tuple[int, str]]] = {
         WARNING,
         "%(provider)s: its messages are hidden without running, except for probes",
     ),
-    of.ProviderProbed: (INFO, "%(provider)s: one message runs"),
+    of.ProviderProbed: (INFO, "%(provider)s: one message runs as a probe"),
     of.ProviderSlowed: (
         WARNING,
-        "%(provider)s: it refuses calls, which are limited, from one a second on",
+        "%(provider)s: it fails or refuses calls; the worker limits them, from one a second up",
     ),
     of.ProviderRecovering: (
         INFO,
@@ -80,7 +80,8 @@ class LogLines:
     def __call__(self, event: of.WorkerEvent) -> None:
         """Write the event's line, if it has one.
 
-        Of a refused action, and of receives that fail in a row, only the first event has a line.
+        If SQS refuses an action again and again, only the first event has a line. The same holds
+        for receives that fail several times in a row.
         """
         level, text = LINES.get(type(event), (0, ""))
         if not level or event in self._refused:

@@ -1,8 +1,8 @@
 """Count the events of a worker for Prometheus, in the worker's main process.
 
 This module keeps the numbers itself. The counters of ``prometheus_client`` would write to files if
-``PROMETHEUS_MULTIPROC_DIR`` is set, for example for the web processes of the same image. Labels are
-task, queue, outcome, reason, error code and SQS's action, never a text of an exception.
+``PROMETHEUS_MULTIPROC_DIR`` is set, for example for the web processes of the same image. A label
+has a name, a state or an error code, never a text of an exception.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .waiting import Waiting
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-#: Pairs of label values and a number.
+#: Pairs: the values of the labels, and the number.
 _Readings: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 
 
@@ -179,7 +179,7 @@ class Metrics:
                     self._sums[one.name][labels] += amount
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics, as ``prometheus_client`` asks for them."""
+        """Yield the metrics. ``prometheus_client`` calls this at each scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         readings = self._read_gauges()

@@ -1,8 +1,8 @@
 """Collect and show the state of each queue in numbers. ``None`` = the number is not known.
 
 SQS counts messages that are ready, in flight and delayed. Only the workers know which messages in
-flight are running and which wait for a retry. With a store, they publish these numbers
-(:mod:`.board`).
+flight are running and which wait for a retry. If the app names a store, the workers publish these
+numbers (:mod:`.board`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _PUBLISHED: Final = (
     *("dead_letters", "oldest_seconds", "in_flight_share"),
 )
 
-#: SQS's counts are approximate, so a difference up to this number is ignored.
+#: SQS's counts are approximate, so the status ignores a difference of up to this number.
 _FEW: Final = 20
 
-#: A line names at most this number of queues, and this number of providers have their own rows.
+#: A line names at most this number of queues. At most this number of providers have their own rows.
 _MOST_NAMES: Final = 5
 
 #: The status warns if SQS will delete a message within this time.
@@ -46,10 +46,12 @@ class QueueStatus:
         name: name of the queue in Celery.
         sqs_name: name of the queue on SQS, as in metrics and log lines.
         ready: number of messages that a worker could receive now.
-        in_flight: number of hidden messages. They are running, wait for a retry, or are held.
+        in_flight: number of hidden messages. They are running, wait for a retry, or wait in a
+            worker for their start.
         delayed: number of new messages that SQS delays (``DelaySeconds``).
         has_dlq: whether the queue has a dead-letter queue. ``True`` if the queue was not read.
-        dead_letters: number of messages in the dead-letter queue; ``None`` also without one.
+        dead_letters: number of messages in the dead-letter queue; ``None`` = not known, or the
+            queue has no dead-letter queue.
         retention_seconds: seconds for which the queue keeps a message.
         failure: SQS's error code if the queue could not be read.
         known: sums of the workers' numbers for the queue; ``None`` = no worker has published any.
@@ -77,8 +79,9 @@ class QueueStatus:
     def unaccounted(self) -> int:
         """Number of messages in flight that no worker has reported.
 
-        It is 0 if workers have reported most of them, or if only a few are missing. A worker has
-        hidden the missing messages since its last report, or before it ended.
+        It is 0 if workers have reported at least half of them, if at most 20 are missing, or if no
+        worker has published numbers. The missing messages were hidden after a worker's last report,
+        or by a worker that has ended.
         """
         known = self.known or QueueNow()
         accounted = known.waiting + known.running + known.held
@@ -101,7 +104,7 @@ class QueueStatus:
 
     @property
     def in_flight_share(self) -> float | None:
-        """Used share of SQS's quota of messages in flight, 0 to 1."""
+        """Share of SQS's quota of messages in flight that the queue uses, 0 to 1."""
         return None if self.in_flight is None else self.in_flight / MAX_IN_FLIGHT_MESSAGES
 
     @property
@@ -113,7 +116,7 @@ class QueueStatus:
 
     @property
     def deleted_in_seconds(self) -> float | None:
-        """Seconds until SQS deletes the oldest message, because its retention period is over."""
+        """Seconds until SQS deletes the oldest message, because its retention period ends then."""
         if self.oldest_seconds is None or self.retention_seconds is None:
             return None
         return max(0.0, self.retention_seconds - self.oldest_seconds)
@@ -128,7 +131,7 @@ class Status:
         providers: sums over all workers, for each provider and tenant.
         workers: number of workers with a record; ``None`` = the records could not be read.
         why: reason why the records could not be read.
-        others: SQS names of queues that workers receive from but that are not shown.
+        others: SQS names of queues that are not shown, although workers receive from them.
     """
 
     queues: Sequence[QueueStatus]
@@ -153,12 +156,12 @@ class Status:
 
 
 def read_status(name: str, url: str, calls_of: Callable[[str], Calls]) -> QueueStatus:
-    """Read a queue's numbers from SQS, with one call for it and one for its dead-letter queue.
+    """Read a queue's numbers from SQS: one call for the queue, one for its dead-letter queue.
 
     Args:
         name: name of the queue in Celery.
         url: URL of the queue on SQS.
-        calls_of: returns the port for SQS calls on the queue with a URL.
+        calls_of: returns the object that makes SQS calls on the queue with a given URL.
     """
     sqs_name = queue_name(url)
     found = calls_of(url).attributes()
@@ -179,7 +182,9 @@ def read_status(name: str, url: str, calls_of: Callable[[str], Calls]) -> QueueS
 
 
 def with_workers(status: QueueStatus, workers: Iterable[WorkerNow], *, now: float) -> QueueStatus:
-    """Add the workers' numbers for a queue. Without workers, return the status unchanged.
+    """Return a queue's status with the sums of the workers' numbers for the queue.
+
+    The status is unchanged if the queue could not be read, or no worker has numbers for it.
 
     Args:
         status: the numbers from SQS.
@@ -202,7 +207,7 @@ def with_workers(status: QueueStatus, workers: Iterable[WorkerNow], *, now: floa
 
 
 def sum_providers(workers: Iterable[WorkerNow]) -> list[ProviderNow]:
-    """Add up the workers' numbers for each provider and tenant. Use the worst of their states."""
+    """Add up the workers' numbers for each provider and tenant. The worst state counts."""
     found: dict[str, ProviderNow] = {}
     for one in (provider for worker in workers for provider in worker.providers):
         known = found.setdefault(one.name, replace(one, rate=0.0, hidden=0, in_line=0))

@@ -22,11 +22,11 @@ _PRUNE_SECONDS: Final = 60.0
 
 
 class Waiting:
-    """The waiting messages by queue, updated by events. Safe for threads.
+    """The waiting messages of each queue, kept up to date by events. Safe for threads.
 
     A message stops waiting when it is due, when the worker brings it forward, receives it or gives
-    it up, or when SQS has not hidden it in time. Each waiting message takes about 300 bytes, and
-    SQS allows 120,000 per queue.
+    it up, or when the worker could not hide it. Each waiting message takes about 300 bytes, and SQS
+    allows 120,000 per queue.
 
     Args:
         clock: returns monotonic seconds.
@@ -35,13 +35,13 @@ class Waiting:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        #: When each message is due, and the event that hid it.
+        #: By queue and message ID: when the message is due, and the event that hid it.
         self._entries: dict[str, dict[str, tuple[float, MessageHidden]]] = defaultdict(dict)
         self._pruned_at = clock()
         self._dead_letters: dict[str, Counter[str]] = defaultdict(Counter)
 
     def __call__(self, event: WorkerEvent) -> None:
-        """Update the waiting messages by an event, as a listener of :class:`.events.Events`."""
+        """Update the waiting messages. :class:`.events.Events` calls this with each event."""
         if isinstance(event, MessageHidden):
             with self._lock:
                 if (now := self._clock()) >= self._pruned_at + _PRUNE_SECONDS:
@@ -69,7 +69,7 @@ class Waiting:
             del entries[message_id]
 
     def queues(self) -> set[str]:
-        """Return the names of the queues with messages that were hidden or given up."""
+        """Return the names of the queues in which this worker has hidden or given up messages."""
         with self._lock:
             return {*self._entries, *self._dead_letters}
 
