@@ -1,4 +1,4 @@
-"""Facts about queues, tasks and settings, as plain values, so that rules do not call SQS.
+"""Facts about queues, tasks and settings, as plain values. So rules need not call SQS.
 
 ``None`` means that a fact is not known. A rule reports no fault that depends on an unknown fact.
 """
@@ -30,10 +30,11 @@ class QueueFacts:
     Args:
         name: name of the queue in Celery.
         url: URL of the queue on SQS.
-        attributes: as GetQueueAttributes returned them; ``None`` = they could not be read.
+        attributes: the queue's attributes from GetQueueAttributes; ``None`` = they could not be
+            read.
         failure: SQS's error code if the attributes could not be read.
-        dlq: facts about the dead-letter queue; ``None`` = the queue has no dead-letter queue. The
-            ``dlq`` of a dead-letter queue itself is not read.
+        dlq: facts about the dead-letter queue; ``None`` = the queue has no dead-letter queue. A
+            dead-letter queue has ``None``, even if it has a dead-letter queue itself.
         denied: actions that SQS denied to the identity that ran the doctor.
         is_consumed: whether workers of the app receive from the queue.
         client_region: Region in which the queue was looked up, for a queue without a URL.
@@ -75,7 +76,7 @@ class QueueFacts:
 
     @property
     def redrive_allow_policy(self) -> dict[str, Any]:
-        """RedriveAllowPolicy as a mapping. Without a policy it is empty: SQS allows all sources."""
+        """RedriveAllowPolicy as a mapping. It is empty if there is none, as SQS then allows all."""
         try:
             found = json.loads((self.attributes or {}).get("RedriveAllowPolicy") or "{}")
         except ValueError:
@@ -108,18 +109,18 @@ class TaskFacts:
 
     Args:
         name: name under which the task is registered.
-        queue: queue of the task unless its caller names another, from the task, ``task_routes`` or
-            ``task_default_queue``; ``None`` = not known.
+        queue: queue of the task if its caller names no other. The task, ``task_routes`` or
+            ``task_default_queue`` names it. ``None`` = not known.
         also_to: queues that entries of ``beat_schedule`` name for the task.
-        exchange: exchange that the task is routed to; ``None`` = it is routed to a queue.
+        exchange: exchange of the task's route; ``None`` = the route leads to a queue.
         is_covered: whether its base class is ``SQSBackoffTask``.
         backoff: the delay policy; ``None`` without the base class.
         retry_for: seconds; ``None`` = no limit.
         max_retries: ``None`` = no limit.
         fifo_cap: the longest delay on a FIFO queue, in seconds.
         retried_errors: names of the exception classes in ``retry_on``.
-        needs_store: whether the task has a guard or workflows, which need a store.
-        wants_dlq: whether given-up messages of the task go to the dead-letter queue.
+        needs_store: whether the task needs a store, because it has a guard or workflows.
+        wants_dlq: whether the task's messages go to the dead-letter queue if they are given up.
         acks_late: Celery's option ``acks_late``.
         autoretries: whether Celery's own ``autoretry_for`` is on.
     """
@@ -157,7 +158,8 @@ class AppFacts:
     store_fault: str | None = None
     #: Why the store cannot be used; ``None`` = it can be used, or was not asked.
     store_failure: str | None = None
-    #: Why other users of the store can forge records; ``None`` = they cannot, or not checked.
+    #: Why other users of the store can forge records; ``None`` = they cannot, or it was not
+    #: checked.
     store_forgeable: str | None = None
     #: Why the store may drop records before their end; ``None`` = no such setting was found.
     store_eviction: str | None = None
@@ -201,7 +203,7 @@ class ProjectFacts:
     def unread(self) -> list[QueueFacts]:
         """Queues that could not be read, except queues that do not exist.
 
-        The rules check only queues that could be read. A missing permission is one reason. It is
-        also a finding, which the operator may ignore.
+        The rules check only queues that could be read. One reason is a missing permission, which is
+        also a finding. The operator may ignore that finding, so callers report these queues, too.
         """
         return [q for q in self.queues if q.attributes is None and not q.is_missing]

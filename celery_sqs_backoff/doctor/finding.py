@@ -38,10 +38,10 @@ class Finding:
     """One fault of one queue, task or setting.
 
     Attributes:
-        id: ID of the rule, a letter for the severity and a number that is never used again.
+        id: ID of the rule: a letter for the severity, and a number that no other rule ever gets.
         severity: severity of the rule.
         subject: name of the queue, task or setting.
-        evidence: the actual value, the expected value, and how the expected one was computed.
+        evidence: the actual value, the expected value, and the reason for the expected value.
         consequence: the effect on messages if the fault is not fixed.
         fix: how to fix the fault.
     """
@@ -67,7 +67,8 @@ class Rule:
     """One kind of fault.
 
     Attributes:
-        id: ``E`` (error), ``W`` (warning) or ``I`` (info), and a number that is never used again.
+        id: ``E`` (error), ``W`` (warning) or ``I`` (info), and a number that no other rule ever
+            gets.
         title: the fault, in a few words.
         why: the text of ``--explain``. It says why the fault matters and where numbers come from.
         ask: returns a report for each subject that has the fault.
@@ -115,8 +116,8 @@ def set_attribute(
     Args:
         queue: the queue to change.
         name: name of the attribute on SQS.
-        value: the new value. A policy is a mapping, and an empty text removes a policy. (With
-            ``null``, Terraform would not change it.)
+        value: the new value. A policy is a mapping. An empty text removes a policy, because
+            Terraform would leave it unchanged with ``null``.
         text: a further step for the user. May be empty.
     """
     if isinstance(value, Mapping):
@@ -138,9 +139,9 @@ def create_queue(queue: QueueFacts, name: str, *attributes: str) -> str:
     """Return the command that creates a queue of the same type and in the same Region.
 
     Args:
-        queue: the existing queue, which gives type and Region.
+        queue: the existing queue. The new queue gets its type and Region.
         name: name of the new queue.
-        attributes: attributes such as ``"DelaySeconds=5"``, the shorthand of the command line.
+        attributes: attributes in the command line's shorthand, such as ``"DelaySeconds=5"``.
     """
     if queue.is_fifo:
         attributes = (*attributes, "FifoQueue=true")

@@ -1,4 +1,4 @@
-"""Estimate by random draws how long a number of receives lasts.
+"""Estimate how long a message's receives last in an outage, by random draws of its delays.
 
 The seed is fixed, so a finding has the same numbers each time.
 """
@@ -13,7 +13,7 @@ from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
 
 DRAWS = 200
 
-#: Upper limit of drawn delays per queue, because a worker checks all its queues when it starts.
+#: At most this many delays are drawn for a queue, because a worker checks its queues at its start.
 _MOST_DELAYS = 10_000
 
 _SEED = 0
@@ -27,9 +27,10 @@ def dead_lettered_after(
     max_retries: int | None,
     retention: int,
 ) -> float:
-    """Return after how many seconds of an outage half of the messages are dead letters.
+    """Return the seconds of an outage after which half of the messages are dead letters.
 
-    While all calls fail, messages do not influence one another, so each time is a sum of delays.
+    While all calls fail, messages do not influence one another. So the time of each message is the
+    sum of its own delays.
 
     Args:
         backoff: the delay policy.
@@ -53,8 +54,9 @@ def receives_within(
 ) -> int:
     """Return the number of receives that 99 of 100 messages need until their budget ends.
 
-    The number is at most 1,001, because a redrive policy allows at most 1,000. A task without
-    ``retry_for`` and ``max_retries`` needs 1,000.
+    A redrive policy allows at most 1,000 receives. The number is 1,001 if this is not enough. If
+    the task has neither ``retry_for`` nor ``max_retries``, its budget never ends, and the number is
+    1,000.
 
     Args:
         backoff: the delay policy.

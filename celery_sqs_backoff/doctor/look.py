@@ -1,7 +1,8 @@
-"""Read facts from a Celery app, and for live rules from SQS and the store.
+"""Read facts from a Celery app. For live rules, also read facts from SQS and the store.
 
-This changes no queue and no message. It reads attributes. To find denied permissions, it makes two
-calls with a receipt handle that does not exist, and one to the dead-letter queue without a message.
+This changes no queue and no message. It reads the attributes of queues. To find denied permissions,
+it makes two calls with a receipt handle that does not exist. It also makes a call to send to the
+dead-letter queue, without a message.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class NotImported(Exception):
 
 
 def load_tasks(app: Any) -> None:
-    """Import the modules of an app's tasks, as a worker does at its start, and finalize it.
+    """Import the modules of an app's tasks, and finalize the app, as a worker does at its start.
 
-    Do not run Django's system checks, because one of them may be the caller. Send output of the
-    modules to stderr, because stdout is for the caller's results.
+    Do not run Django's system checks, because one of them may have called this function. Send the
+    output of the modules to stderr, because stdout is for the caller's results.
 
     Raises:
         NotImported: a module raised an exception, or tried to end the process.
@@ -63,7 +64,7 @@ def load_tasks(app: Any) -> None:
 
 
 def why_not_loaded(exc: BaseException) -> str:
-    """Return the text of an error of :func:`load_tasks`, with the file and line of its cause."""
+    """Return the text of an error that :func:`load_tasks` raised, with its file and line."""
     return str(exc) if isinstance(exc, NotImported) else _reason(exc)
 
 
@@ -77,7 +78,7 @@ def look(app: Any, *, live: bool = True, are_named: bool = False) -> ProjectFact
     """Read the facts of an app.
 
     Args:
-        app: the Celery app; its tasks are loaded (:func:`load_tasks`).
+        app: the Celery app. Its tasks must be loaded (:func:`load_tasks`).
         live: whether to ask SQS and the store, too.
         are_named: whether the operator has named the queues to check (``-Q``).
 
@@ -111,10 +112,10 @@ def look(app: Any, *, live: bool = True, are_named: bool = False) -> ProjectFact
 
 
 def read_ignored(app: Any) -> tuple[str, ...]:
-    """Return the IDs in ``sqs_backoff["ignore_findings"]``, which maps IDs to reasons.
+    """Return the keys of ``sqs_backoff["ignore_findings"]``, which maps findings to reasons.
 
-    A key is an ID or ``ID:subject``. A key without a reason is left out, so that each ignored
-    finding has a stated reason.
+    A key is an ID or ``ID:subject``. A key without a reason is skipped, because each ignored
+    finding must have a reason.
     """
     settings = app.conf.get("sqs_backoff")
     ignored = settings.get("ignore_findings") if isinstance(settings, Mapping) else None
@@ -146,9 +147,9 @@ def facts_of_queue(
     Args:
         name: name of the queue in Celery.
         url: URL of the queue on SQS.
-        calls_of: returns the port for SQS calls on the queue with a URL.
-        is_consumed: whether workers receive from the queue. ``False`` = check only the permissions
-            that sending needs.
+        calls_of: returns the object that makes SQS calls on the queue with a given URL.
+        is_consumed: whether workers receive from the queue. ``False`` = workers only send to it, so
+            check only the permission to send.
     """
     calls = calls_of(url)
     answer = calls.attributes()
@@ -175,9 +176,9 @@ def facts_of_queue(
 
 
 def _find_denied(calls: Calls, is_consumed: bool) -> Iterable[str]:
-    """Yield the actions that SQS denies.
+    """Yield the actions that SQS denies. Make the calls that a worker makes, without effect.
 
-    Try each action of a worker with a receipt handle that does not exist, or without a message.
+    The calls have a receipt handle that does not exist, or no message to send.
     """
     if not is_consumed:
         if _is_forbidden(calls.send_nothing()):
@@ -192,7 +193,7 @@ def _find_denied(calls: Calls, is_consumed: bool) -> Iterable[str]:
 
 
 def _is_forbidden(failure: Failure | None) -> bool:
-    """Return whether the call failed for lack of a permission, and not for wrong credentials."""
+    """Return whether a call failed because a permission is missing, not for wrong credentials."""
     return (
         failure is not None
         and failure.kind is Kind.DENIED
@@ -200,7 +201,7 @@ def _is_forbidden(failure: Failure | None) -> bool:
     )
 
 
-#: Prefix of this package's own tasks. The user cannot change their class, so no rule checks them.
+#: Prefix of the modules of this package. The user cannot change its tasks, so no rule checks them.
 _OWN_TASKS = "celery_sqs_backoff."
 
 
@@ -240,9 +241,10 @@ def _tasks(app: Any) -> Iterable[TaskFacts]:
 
 
 def _destination(app: Any, task: Any) -> tuple[str | None, str | None]:
-    """Return the queue and the exchange that a task goes to unless its caller names another.
+    """Return the names of the queue and the exchange of a task, if its caller names no other.
 
-    Both are ``None`` if a router of the user depends on the task's arguments.
+    At least one of them is ``None``. Both are ``None`` if a router of the user raises, for example
+    because it needs the task's arguments.
     """
     try:
         route = app.amqp.router.lookup_route(task.name, (), {}, {}, task)
@@ -276,7 +278,7 @@ def _name(of: Any) -> str | None:
 
 
 def _beat_queues(app: Any) -> Mapping[str, set[str]]:
-    """Return the queues that ``beat_schedule`` names for each task, by the task's name."""
+    """Return the names of the queues in ``beat_schedule``, by the name of the task."""
     found: dict[str, set[str]] = {}
     for entry in (app.conf.beat_schedule or {}).values():
         get = entry.get if isinstance(entry, Mapping) else functools.partial(getattr, entry)

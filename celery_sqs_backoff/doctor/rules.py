@@ -19,7 +19,7 @@ from .facts import ProjectFacts, QueueFacts, TaskFacts
 from .finding import Finding, Fix, Report, Rule, Severity, create_queue, set_attribute
 from .horizon import DRAWS, dead_lettered_after, receives_within
 
-#: A visibility timeout of this or more counts as long. A killed worker's messages wait for its end.
+#: A visibility timeout of this or more counts as long.
 _LONG_SECONDS: Final = 3_600
 
 #: SQS's default retention of a queue, and the longest.
@@ -48,15 +48,16 @@ _rules: list[Rule] = []
 
 _Ask: TypeAlias = Callable[[ProjectFacts], Iterable[Report]]
 
-#: Evidence, consequence and fix of one queue; ``None`` = it does not have the fault.
+#: Evidence, consequence and fix for one queue; ``None`` = the queue does not have the fault.
 _QueueReport: TypeAlias = tuple[str, str, Fix] | None
 _AskQueue: TypeAlias = Callable[[QueueFacts, ProjectFacts], _QueueReport]
 
 
 def _rule(id_: str, *, is_live: bool = True) -> Callable[[_Ask], _Ask]:
-    """Make a rule of a function that reports every subject that has the fault.
+    """Make a rule of a function that yields a report for every subject with the fault.
 
-    The first line of its docstring is the rule's title, and the rest says why it matters.
+    The first line of the function's docstring is the rule's title. The rest says why the fault
+    matters (``--explain``).
     """
 
     def add(ask: _Ask) -> _Ask:
@@ -68,7 +69,10 @@ def _rule(id_: str, *, is_live: bool = True) -> Callable[[_Ask], _Ask]:
 
 
 def _queue_rule(id_: str) -> Callable[[_AskQueue], _AskQueue]:
-    """Make a rule of a function that is called for each queue that could be read."""
+    """Make a rule of a function that checks one queue.
+
+    The rule calls it for each queue that workers consume and that could be read.
+    """
 
     def add(ask: _AskQueue) -> _AskQueue:
         def ask_all(facts: ProjectFacts) -> Iterator[Report]:
@@ -87,15 +91,15 @@ def _queue_rule(id_: str) -> Callable[[_AskQueue], _AskQueue]:
 def _visibility_timeout_zero(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The queue's visibility timeout is 0.
 
-    A received message must stay hidden until its worker has hidden it for longer. With a timeout of
-    0, SQS shows the message again immediately.
+    SQS hides a received message for the visibility timeout, unless the receive asks for another
+    time. With a timeout of 0, SQS shows the message again immediately.
     """
     if queue.number("VisibilityTimeout") != 0:
         return None
     return (
         "VisibilityTimeout is 0; expected at least 30 seconds",
-        "Workers ask for 30 seconds at each receive. A worker without this package does not ask, so"
-        " several such workers run the same task at the same time.",
+        "Workers ask for 30 seconds at each receive. A worker without this package does not, so"
+        " several workers of that kind run the same task at the same time.",
         set_attribute(queue, "VisibilityTimeout", 30),
     )
 
@@ -105,7 +109,7 @@ def _visibility_timeout_long(queue: QueueFacts, facts: ProjectFacts) -> _QueueRe
     """The queue's visibility timeout is long.
 
     After a worker is killed, its messages stay hidden until the timeout ends. The timeout may be
-    shorter than a task, because workers hide each message for longer while it runs, for up to
+    shorter than a task's run: while the task runs, the worker renews the timeout, for up to
     12 hours.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-visibility-timeout.html
     """
@@ -124,8 +128,8 @@ def _visibility_timeout_long(queue: QueueFacts, facts: ProjectFacts) -> _QueueRe
 def _delay(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The queue delays every message.
 
-    A queue's DelaySeconds applies to each message without a delay of its own. Celery's countdown
-    and retries do not need it.
+    DelaySeconds of a queue delays each message that has no delay of its own. Celery's countdown and
+    retries do not need it.
     """
     if not (seconds := queue.number("DelaySeconds")):
         return None
@@ -137,7 +141,7 @@ def _delay(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
 
 
 @_queue_rule("W002")
-def _missing(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
+def _no_dead_letter_queue(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The queue has no dead-letter queue.
 
     With a dead-letter queue, an operator can inspect a message that was given up, and replay it
@@ -172,7 +176,7 @@ def _set_redrive_policy(queue: QueueFacts, dlq_arn: str | None) -> Fix:
 
 
 @_queue_rule("E004")
-def _gone(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
+def _dead_letter_queue_missing(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The dead-letter queue does not exist.
 
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
@@ -181,17 +185,17 @@ def _gone(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
         return None
     return (
         f"the dead-letter queue {dlq.name} does not exist",
-        "A message that is given up stays hidden in the queue and is tried again until retention"
-        " deletes it.",
+        "A message that is given up stays hidden in the queue. The worker tries again to give it up"
+        " until SQS deletes it at the end of its retention period.",
         Fix(aws=create_queue(queue, dlq.name, _KEPT)),
     )
 
 
 @_queue_rule("E006")
-def _not_allowed(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
+def _dead_letter_queue_refuses(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The dead-letter queue does not take this queue's messages.
 
-    RedriveAllowPolicy names the queues that may use it, at most 10.
+    RedriveAllowPolicy of a dead-letter queue names the queues that may use it, at most 10.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
     """
     dlq = queue.dlq
@@ -213,7 +217,7 @@ def _not_allowed(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
 def _dlq_of_dlq(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The dead-letter queue has a redrive policy of its own.
 
-    Each look at a dead letter counts as a receive.
+    Each look at a dead letter counts as a receive. So SQS moves it on after some looks.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
     """
     if (dlq := queue.dlq) is None or dlq.dlq_arn is None:
@@ -228,12 +232,12 @@ def _dlq_of_dlq(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
 
 
 @_queue_rule("W008")
-def _short_lived(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
+def _dead_letters_deleted_early(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """Dead letters are deleted early.
 
-    On standard queues, a message that SQS moves keeps its enqueue timestamp, so its time in the
-    queue counts. On FIFO queues SQS resets the timestamp. There the rule expects at least SQS's
-    default, four days.
+    On standard queues, a message that SQS moves to the dead-letter queue keeps its enqueue
+    timestamp. So its time in the first queue counts, too. On FIFO queues SQS resets the timestamp.
+    There the rule expects at least SQS's default retention, four days.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
     """
     dlq = queue.dlq
@@ -265,25 +269,26 @@ def _short_lived(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
 def _dlq_unreadable(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The dead-letter queue cannot be read.
 
-    A worker only sends to this queue. So the worker's policy in the docs has no permission to read
-    it.
+    A worker only sends to this queue. So the IAM policy for workers in the docs does not allow to
+    read it.
     """
     dlq = queue.dlq
     if dlq is not None and dlq.attributes is None and not dlq.is_missing:
         return (
             f"the dead-letter queue {dlq.name} cannot be read ({dlq.failure})",
-            "It was not checked whether the queue accepts dead letters and keeps them long enough.",
+            "The doctor could not check whether the queue accepts dead letters, and keeps them long"
+            " enough.",
             Fix(text="Run the doctor with sqs:GetQueueAttributes on the dead-letter queue."),
         )
     return None
 
 
 @_queue_rule("W009")
-def _retention(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
+def _retention_short(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """Retention ends before the retries do.
 
     SQS deletes a message when its retention period is over, even if the message is hidden. Workers
-    give the message up shortly before.
+    give the message up shortly before that time.
     """
     tasks = _find_covered(facts, queue)
     horizons = [(task.retry_for, task) for task in tasks if task.retry_for is not None]
@@ -296,7 +301,7 @@ def _retention(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
             f"MessageRetentionPeriod is {kept} seconds ({in_words(kept)}); {task.name} is"
             f" retried for {in_words(horizon)}",
             f"{_messages(queue)} would be given up {in_words(kept)} into an outage, because SQS"
-            " deletes it then.",
+            " deletes messages of that age.",
             _longer_retention(queue, task, kept, horizon),
         )
     return None
@@ -323,25 +328,27 @@ def _find_covered(facts: ProjectFacts, queue: QueueFacts) -> list[TaskFacts]:
 def _few_receives(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """maxReceiveCount is too small for the delays.
 
-    At the receive after maxReceiveCount, SQS moves a message to the dead-letter queue, without a
-    record of the reason. Therefore workers give the message up at the receive before. On a FIFO
-    queue, fifo_cap makes delays shorter, so a message needs more receives. SQS allows up to 1000.
+    After maxReceiveCount receives, SQS moves a message to the dead-letter queue at the next
+    receive, without a record of the reason. Therefore workers give the message up at its last
+    receive. On a FIFO queue, fifo_cap makes delays shorter, so a message needs more receives. SQS
+    allows a maxReceiveCount of up to 1000.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
     """
     tasks = [task.on_fifo if queue.is_fifo else task for task in _find_covered(facts, queue)]
     allowed = queue.max_receive_count
     if allowed is None or not tasks:
         return None
-    # Estimate the neediest task by one draw. 200 draws of each task would take seconds of CPU.
+    # One draw of each task shows roughly which task needs the most receives. 200 draws of each task
+    # would take seconds of CPU.
     task = max(tasks, key=lambda task: _receives_needed(task, draws=1))
     if allowed >= (needed := _receives_needed(task)):
         return None
     cap = f" under its fifo_cap of {task.fifo_cap:g} s" if queue.is_fifo else ""
     return (
         f"maxReceiveCount is {allowed}; 99 of 100 messages of {task.name} need"
-        f" {_in_receives(needed)} receives until its budgets end (drawn 200 times from its"
+        f" {_format_receives(needed)} receives until its budgets end (drawn 200 times from its"
         f" delays{cap})",
-        _in_an_outage(queue, task, allowed),
+        _describe_outage(queue, task, allowed),
         _more_receives(queue, task, allowed, needed),
     )
 
@@ -355,7 +362,7 @@ def _receives_needed(task: TaskFacts, *, draws: int = DRAWS) -> int:
     )
 
 
-def _in_receives(needed: int) -> str:
+def _format_receives(needed: int) -> str:
     most = MAX_MAX_RECEIVE_COUNT
     return f"more than {most}" if needed > most else f"up to {needed}"
 
@@ -373,7 +380,7 @@ def _more_receives(queue: QueueFacts, task: TaskFacts, allowed: int, needed: int
     return replace(_set_redrive_policy(queue, queue.dlq_arn), text=text)
 
 
-def _in_an_outage(queue: QueueFacts, task: TaskFacts, allowed: int) -> str:
+def _describe_outage(queue: QueueFacts, task: TaskFacts, allowed: int) -> str:
     assert task.backoff is not None
     seconds = dead_lettered_after(
         task.backoff,
@@ -390,7 +397,7 @@ def _in_an_outage(queue: QueueFacts, task: TaskFacts, allowed: int) -> str:
 
 
 @_rule("E001")
-def _unreadable(facts: ProjectFacts) -> Iterator[Report]:
+def _queue_missing(facts: ProjectFacts) -> Iterator[Report]:
     """A queue that workers consume does not exist.
 
     The app names the queue in predefined_queues or task_queues.
@@ -400,7 +407,9 @@ def _unreadable(facts: ProjectFacts) -> Iterator[Report]:
             continue
         evidence = f"the queue does not exist ({queue.failure})"
         consequence = "Workers that consume it receive no messages, and SQS refuses sends to it."
-        fix = Fix(create_queue(queue, queue_name(queue.url)), text=_elsewhere(queue) + _NAME_OTHERS)
+        fix = Fix(
+            create_queue(queue, queue_name(queue.url)), text=_hint_at_region(queue) + _NAME_OTHERS
+        )
         if queue.failure == NOT_CREATED:
             consequence = (
                 "The first worker or sender creates it, if SQS allows that, without a dead-letter"
@@ -419,8 +428,8 @@ _NAME_OTHERS: Final = (
 )
 
 
-def _elsewhere(queue: QueueFacts) -> str:
-    """Return a hint if the URL's Region is not the client's, where SQS calls go."""
+def _hint_at_region(queue: QueueFacts) -> str:
+    """Return a hint about the Region in the queue's URL, because it may be the wrong one."""
     if queue.region is None or queue.failure == NOT_CREATED:
         return ""
     return (
@@ -430,11 +439,12 @@ def _elsewhere(queue: QueueFacts) -> str:
 
 
 @_rule("W036")
-def _not_looked_at(facts: ProjectFacts) -> Iterator[Report]:
+def _queue_unchecked(facts: ProjectFacts) -> Iterator[Report]:
     """A queue that tasks go to was not checked.
 
-    Without task_queues, an app knows only its default queue. A task's queue, task_routes or
-    beat_schedule may name other queues, and workers receive from the queues in their -Q option.
+    Without task_queues, the doctor checks only the default queue of the app. A task's queue,
+    task_routes or beat_schedule may name other queues. Workers receive from them if they are named
+    in a worker's -Q option.
     """
     if not facts.are_all:
         return
@@ -494,7 +504,7 @@ def _without_base_class(facts: ProjectFacts) -> Iterator[Report]:
     dead-letter queue is never used.
     """
     if not facts.covered:
-        return  # the app does not use the package yet
+        return  # no task has the base class, so the app does not use the package yet
     for task in facts.app.tasks:
         if task.is_covered:
             continue
@@ -512,10 +522,10 @@ def _without_base_class(facts: ProjectFacts) -> Iterator[Report]:
 
 
 @_rule("W020", is_live=False)
-def _broad(facts: ProjectFacts) -> Iterator[Report]:
+def _broad_retry_on(facts: ProjectFacts) -> Iterator[Report]:
     """A task retries errors after which its work may have been processed.
 
-    retry_on lists the errors that are safe to retry. A base class such as Exception or
+    retry_on should list only errors after which a retry is safe. A base class such as Exception or
     RequestException also covers invalid addresses, final refusals, and timeouts after the request
     was sent.
     """
@@ -532,7 +542,7 @@ def _broad(facts: ProjectFacts) -> Iterator[Report]:
 
 
 @_rule("E037")
-def _exchanges(facts: ProjectFacts) -> Iterator[Report]:
+def _routed_to_exchange(facts: ProjectFacts) -> Iterator[Report]:
     """A task is routed to an exchange.
 
     SQS has queues, but no exchanges. If the route names no queue, kombu binds no queue to the
@@ -543,7 +553,7 @@ def _exchanges(facts: ProjectFacts) -> Iterator[Report]:
             yield (
                 task.name,
                 f"it is routed to the exchange {task.exchange} and to no queue",
-                "Messages that are sent by this route are lost, and the sender gets no error.",
+                "Messages that are sent over this route are lost, and the sender gets no error.",
                 Fix(text="Name a queue in the route, and no exchange."),
             )
 
@@ -571,10 +581,10 @@ _STORE: Final = "sqs_backoff['store']"
 def _store_unusable(facts: ProjectFacts) -> Iterator[Report]:
     """The store cannot be used.
 
-    Guards, steps, locks and workflows need the store. A worker checks it at its start. The worker
-    ends if the settings are wrong, or if the store lacks a table or a permission. It waits for a
-    store that does not answer. Unless it is offline, the doctor adds, reads, changes and deletes a
-    record.
+    Guards, steps, locks and workflows need the store. A worker checks the store at its start. The
+    worker ends if the settings are wrong, or if the store lacks a table or a permission. If the
+    store does not answer, the worker waits for it. To check the store, the doctor adds, reads,
+    changes and deletes a record, except with --offline.
     """
     app = facts.app
     if app.store_fault is not None:
@@ -622,8 +632,8 @@ def _store_evicts(facts: ProjectFacts) -> Iterator[Report]:
         yield (
             _STORE,
             facts.app.store_eviction,
-            "A full store drops records of guards, locks and steps that are in use, so that work"
-            " is done twice.",
+            "A full store drops records of guards, locks and steps that are in use. Then work is"
+            " done twice.",
             Fix(
                 text="Set maxmemory-policy noeviction, if necessary on a server of its own. When"
                 " that server is full, tasks back off."

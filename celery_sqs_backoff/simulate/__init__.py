@@ -1,1 +1,1 @@
-"""Simulate an outage of a provider, with the policies, budgets and gate that workers use."""
+"""Simulate an outage of a provider, with the same policies, budgets and gate as in workers."""

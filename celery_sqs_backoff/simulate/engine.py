@@ -1,8 +1,8 @@
-"""Simulate a fleet in virtual time, with an event heap.
+"""Simulate a fleet of workers in virtual time, with a heap of events.
 
-The simulated SQS is simpler than SQS. A random worker that has room receives a visible message
-immediately. A hidden message is visible again exactly when its hide time ends. No message is lost,
-and all clocks agree.
+The simulated SQS is simpler than SQS. If a worker has room, it receives a visible message
+immediately. If several have room, one of them is drawn. A hidden message is visible again exactly
+when its hold ends. No message is lost, and all clocks agree.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .law import RUN, Law, SimulatedDecision, SimulatedMessage
 from .results import Result
 from .scenario import Scenario
 
-#: Names of the strategies, and whether a strategy has a provider's gate.
+#: Names of the strategies, and whether the strategy's task has a provider, and so a gate.
 STRATEGIES: Final = {"full-jitter": False, "provider": True}
 
 
 class SimulatedProvider:
-    """Answers calls according to the scenario. Calls must be in the order of time."""
+    """Answers calls according to the scenario. The times of calls must not decrease."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._outage = scenario.outage
@@ -74,7 +74,7 @@ class _Simulation:
         self.result = Result(strategy, scenario)
         self.now = 0.0
         self._rng = Random(seed)
-        self._arrivals_rng = Random(seed + 2)  # of its own: every strategy gets the same arrivals
+        self._arrivals_rng = Random(seed + 2)  # a second one: all strategies get the same arrivals
         self._provider = SimulatedProvider(scenario)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._sequence = count()
@@ -146,13 +146,13 @@ class _Simulation:
             self._show(message)
 
     def _hand_out(self) -> None:
-        """Give visible messages to random workers that have room, up to ten in one request."""
+        """Give visible messages to random workers that have room, up to ten in one receive."""
         visible, free = self._visible, self._free
         while visible and free and self._in_flight < MAX_IN_FLIGHT_MESSAGES:
             index = int(self._rng.random() * len(free))
             worker = free[index]
             batch = min(self._capacity - worker.held, MAX_BATCH_ENTRIES, len(visible))
-            # Other workers with room poll at the same time, so one poll gets only its share.
+            # Other workers with room receive at the same time, so one worker gets only its share.
             if len(visible) < len(free) * batch:
                 batch = max(1, min(batch, len(visible) // len(free)))
             for _ in range(batch):
@@ -241,14 +241,15 @@ class _Simulation:
 
     def _on_tick(self, worker: SimulatedWorker, gate: ProviderGate, at: float) -> None:
         if at != worker.ticks_at:
-            return  # an earlier wake-up has replaced this one
+            return  # the worker has planned an earlier tick in its place
         worker.ticks_at = math.inf
         if worker.paced:
             for _ in range(gate.turns(len(worker.paced), self.now)):
                 message = worker.paced.popleft()
                 told = worker.law.decide_on_turn(message, self.now, len(worker.paced))
                 self._follow(worker, message, told)
-        # Any worker may receive recalled messages, so a full worker lets other workers recall them.
+        # Any worker may receive the messages that this one brings forward. A full worker leaves
+        # this to other workers.
         room = 2 * self._capacity if worker.held < self._capacity else 0
         for message in gate.recalls(self.now, room=room, waiting=len(worker.paced)):
             self._in_flight -= 1

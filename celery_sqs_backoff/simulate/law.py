@@ -35,8 +35,8 @@ class SimulatedMessage:
 class SimulatedDecision:
     """A decision about a message. By default, the worker runs it.
 
-    ``hide``: seconds to hide it. ``recall``: the permission to bring it forward then. ``dead``:
-    reason to give it up. ``waits``: let it wait for a slot.
+    ``hide``: seconds to hide it. ``recall``: the permission to bring it forward while it is hidden.
+    ``dead``: reason to give it up. ``waits``: it waits in the worker for its turn.
     """
 
     hide: float | None = None
@@ -50,10 +50,10 @@ WAIT = SimulatedDecision(waits=True)
 
 
 class Law:
-    """Decides in one worker: by the task's policy alone, or with a provider's gate.
+    """Decides for one worker, by the task's policy alone or also by a provider's gate.
 
     Args:
-        scenario: has the task's options.
+        scenario: gives the task's options.
         rng: draws delays.
         has_gate: whether the task has a provider.
     """
@@ -70,7 +70,7 @@ class Law:
     def decide_on_receive(
         self, message: SimulatedMessage, now: float, waiting: int
     ) -> SimulatedDecision:
-        """Decide about a received message. ``waiting``: number of messages that wait for a slot."""
+        """Decide about a received message. ``waiting``: number of messages that wait for a turn."""
         if message.receives > 1:
             reason = budget.find_reason_before_run(
                 self._standing(message, now),
@@ -91,7 +91,7 @@ class Law:
     def decide_on_turn(
         self, message: SimulatedMessage, now: float, waiting: int
     ) -> SimulatedDecision:
-        """Decide about a message that has got a slot or a free process."""
+        """Decide about a message now that its turn has come, or a process is free for it."""
         if self.gate is None or self.gate.begins(message.id, now):
             return RUN
         return self.decide_on_receive(message, now, waiting)
@@ -99,7 +99,7 @@ class Law:
     def decide_after_run(
         self, message: SimulatedMessage, now: float, reply: Reply, retry_after: float | None
     ) -> SimulatedDecision:
-        """Decide about a message after its run. After a success, the message is settled."""
+        """Decide about a message after its run. After a success, the result has no meaning."""
         if self.gate is not None:
             self.gate.ended(message.id, reply, now, retry_after=retry_after)
         if reply is Reply.ANSWERED:

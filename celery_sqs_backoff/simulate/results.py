@@ -68,7 +68,7 @@ class Result:
 
     @property
     def shortest_drain(self) -> float:
-        """Shortest time, in seconds, in which the fleet could settle the backlog."""
+        """Shortest possible time, in seconds, for the fleet to settle the backlog."""
         return self.backlog / self.scenario.throughput
 
     @property
@@ -77,12 +77,12 @@ class Result:
         return self.drain / self.shortest_drain if self.shortest_drain >= 1 else None
 
     def find_receives(self, share: float) -> int:
-        """Return a quantile of the receives per message. 0.5 is the median, 1 the maximum."""
+        """Return a quantile of the receives per message. ``share``: 0.5 = median, 1 = maximum."""
         counts = sorted(self.receives.elements())
         return counts[max(0, math.ceil(share * len(counts)) - 1)] if counts else 0
 
     def curve(self, reply: Reply) -> list[tuple[float, float]]:
-        """Return points of time and calls a second from that time on, at most 720 points."""
+        """Return at most 720 points: a time, and the calls a second until the next point."""
         seconds = math.ceil((self.ended_at + 1) / _MOST_POINTS)
         counts: Counter[int] = Counter()
         for second, number in self.calls[reply].items():
@@ -110,7 +110,7 @@ class Result:
         }
 
 
-#: Label and format of each row of the table, by a name in ``as_dict``.
+#: For each row of the table: the name of its value, its label, and the format of the value.
 _ROWS: Final = (
     ("messages", "messages", "{:,}"),
     ("calls", "calls", "{:,}"),

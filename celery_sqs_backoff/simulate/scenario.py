@@ -28,7 +28,8 @@ class Scenario:
         processes: number of processes of each worker.
         prefetch: messages per process that a worker receives in addition to the running ones.
         backoff, retry_for, max_retries, crash_budget, provider: the task's options.
-        max_receive_count: of the queue; ``None`` = the queue has no dead-letter queue.
+        max_receive_count: the queue's ``maxReceiveCount``; ``None`` = the queue has no dead-letter
+            queue.
         retention: seconds that SQS keeps a message.
     """
 
