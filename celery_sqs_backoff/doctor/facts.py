@@ -76,7 +76,7 @@ class QueueFacts:
 
     @property
     def redrive_allow_policy(self) -> dict[str, Any]:
-        """RedriveAllowPolicy as a mapping. It is empty if there is none, as SQS then allows all."""
+        """RedriveAllowPolicy as a mapping. An empty one allows all queues, as SQS does."""
         try:
             found = json.loads((self.attributes or {}).get("RedriveAllowPolicy") or "{}")
         except ValueError:

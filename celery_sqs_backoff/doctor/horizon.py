@@ -19,7 +19,7 @@ _MOST_DELAYS = 10_000
 _SEED = 0
 
 
-def dead_lettered_after(
+def estimate_seconds_to_dead_letter(
     backoff: Policy,
     receives: int,
     *,
@@ -49,7 +49,7 @@ def dead_lettered_after(
     return ends[len(ends) // 2]
 
 
-def receives_within(
+def estimate_receives(
     backoff: Policy, *, retry_for: float | None, max_retries: int | None, draws: int = DRAWS
 ) -> int:
     """Return the number of receives that 99 of 100 messages need until their budget ends.

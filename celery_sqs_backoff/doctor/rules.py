@@ -17,7 +17,7 @@ from ..sqs.queues import queue_name
 from ..units import in_words
 from .facts import ProjectFacts, QueueFacts, TaskFacts
 from .finding import Finding, Fix, Report, Rule, Severity, create_queue, set_attribute
-from .horizon import DRAWS, dead_lettered_after, receives_within
+from .horizon import DRAWS, estimate_receives, estimate_seconds_to_dead_letter
 
 #: A visibility timeout of this or more counts as long.
 _LONG_SECONDS: Final = 3_600
@@ -354,7 +354,7 @@ def _few_receives(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
 
 
 def _receives_needed(task: TaskFacts, *, draws: int = DRAWS) -> int:
-    return receives_within(
+    return estimate_receives(
         task.backoff or FullJitter(),
         retry_for=task.retry_for,
         max_retries=task.max_retries,
@@ -382,7 +382,7 @@ def _more_receives(queue: QueueFacts, task: TaskFacts, allowed: int, needed: int
 
 def _describe_outage(queue: QueueFacts, task: TaskFacts, allowed: int) -> str:
     assert task.backoff is not None
-    seconds = dead_lettered_after(
+    seconds = estimate_seconds_to_dead_letter(
         task.backoff,
         allowed,
         retry_for=task.retry_for,

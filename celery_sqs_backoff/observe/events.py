@@ -258,7 +258,7 @@ class OfProvider(WorkerEvent):
 
     Attributes:
         state: the provider's state after the event. If it is new, the signal ``provider_changed``
-            reports it. ``None`` = the event says nothing about the state.
+            reports it. ``None`` = the event does not tell the state.
         provider: the provider's name.
         tenant: a digest of the tenant; empty = no tenant.
     """

@@ -17,8 +17,8 @@ RECOVERING, each message takes a token of :class:`.RecoveryRate` before it runs.
 
 The worker also brings its hidden messages forward: it lets SQS show them before their holds end.
 While the gate is OPEN, the worker brings forward one message at a time, for a probe. While the gate
-is RECOVERING, it brings them all forward, bit by bit. Another worker may receive such a message. It
-may use it as its own probe, so all workers notice a recovery soon.
+is RECOVERING, it brings them all forward, bit by bit. If another worker receives the message for a
+probe, that worker may probe with it. So all workers notice a recovery soon.
 
 This module makes no calls and reads no clock. Times are passed in, as seconds of one clock.
 """

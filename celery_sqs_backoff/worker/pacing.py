@@ -171,7 +171,7 @@ class Pace:
         lacking = min(len(self.line), self._room) - len(self._slots) if is_near else 0
         return max(0, lacking), dict(self._to_hide)
 
-    def asks_store(self, now: float) -> bool:
+    def needs_store(self, now: float) -> bool:
         """Give slots of this worker's own if it uses them now. Return whether to ask the store.
 
         While the store is away, ask it from time to time, to notice its return.
@@ -400,7 +400,7 @@ class Pacer:
                 since = self._asked.get(pace)
                 if since is not None and not pace.is_away and now >= since + _PATIENCE_SECONDS:
                     pace.note_away("no answer", since, now)
-                if pace.asks_store(now) and since is None:
+                if pace.needs_store(now) and since is None:
                     self._asked[pace] = now
                     self._wanted.notify()
                 actions += pace.depart(now)

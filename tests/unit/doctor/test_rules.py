@@ -18,7 +18,7 @@ from celery_sqs_backoff.doctor import (
     TaskFacts,
     examine,
 )
-from celery_sqs_backoff.doctor.horizon import dead_lettered_after, receives_within
+from celery_sqs_backoff.doctor.horizon import estimate_receives, estimate_seconds_to_dead_letter
 from celery_sqs_backoff.sqs.find_queue import NOT_CREATED
 from tests.support.cases import cases
 
@@ -432,10 +432,10 @@ def test_fix_has_two_lines(name, attributes, argument):
 
 def test_the_receives_that_a_budget_needs():
     policy = FullJitter(base=2, cap=3600)
-    needed = receives_within(policy, retry_for=36 * 3600, max_retries=None)
+    needed = estimate_receives(policy, retry_for=36 * 3600, max_retries=None)
     assert 85 < needed < 110
-    assert receives_within(policy, retry_for=None, max_retries=4) == 5
-    assert receives_within(policy, retry_for=None, max_retries=None) == 1000
+    assert estimate_receives(policy, retry_for=None, max_retries=4) == 5
+    assert estimate_receives(policy, retry_for=None, max_retries=None) == 1000
 
 
 def test_delays_that_are_too_short_for_any_number_of_receives_are_what_is_to_be_changed():
@@ -458,7 +458,7 @@ def test_delays_that_are_too_short_for_any_number_of_receives_are_what_is_to_be_
     },
 )
 def test_the_time_to_a_dead_letter(backoff, receives, half):
-    found = dead_lettered_after(
+    found = estimate_seconds_to_dead_letter(
         backoff, receives, retry_for=36 * 3600, max_retries=None, retention=345_600
     )
     assert half[0] <= found <= half[1]
