@@ -104,7 +104,7 @@ RETURNS_PER_SECOND, LONGEST_SPREAD_SECONDS, LEAST_GAIN_SECONDS = 10.0, 180.0, 60
 
 
 class GateState(Enum):
-    """The state of a gate. CLOSED lets all messages run, as in a circuit breaker."""
+    """The state of a gate. As in a circuit breaker, CLOSED lets all messages run."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -317,13 +317,14 @@ class ProviderGate:
     ) -> Look:
         """Decide for how long to hide a message that has failed. Call it after ``ended``.
 
-        While the gate is OPEN, the hold is longer than ``delay``, because the message could not run
-        earlier. While the gate is RECOVERING, the hold is shorter, because the rate decides when
-        the message runs. It is also shorter if the provider has refused the call while CLOSED.
+        While the gate is OPEN, the hold is ``delay`` or longer, because the message could not run
+        earlier. While the gate is RECOVERING, the hold may be shorter than ``delay``, because the
+        rate decides when the message runs. While the gate is CLOSED, it may be shorter if the
+        provider has refused the call.
 
         Arguments:
             delay: seconds to hide it, by its policy and a Retry-After.
-            floor: least seconds to hide it.
+            floor: least seconds to hide it. At most ``delay``.
         """
         message = replace(message, longest=max(delay, message.longest), own_delay=delay)
         hold = self._delay_after_failure(message, reply, delay, now, floor)

@@ -71,8 +71,8 @@ class Pace:
     lost, or in line again. The number of outstanding messages is limited, and the line takes no
     slots beyond this limit. So a worker whose tasks do not begin leaves slots to other workers.
 
-    The slots come from the fleet. While the store is away, and until all workers have noticed that
-    it is back, the worker makes its own slots, at its share of the rate.
+    All workers share the slots if ``fleet`` gives them. While the store is away, and until all
+    workers have noticed that it is back, the worker makes its own slots, at its share of the rate.
 
     Arguments:
         name: the provider's name, for the log.
@@ -123,7 +123,7 @@ class Pace:
 
     @property
     def is_away(self) -> bool:
-        """Whether the store did not answer the last request in time."""
+        """Whether the worker uses its own slots until the store answers again."""
         return self._apart_until == math.inf
 
     @property
@@ -150,7 +150,7 @@ class Pace:
         messages to hide, and need a time of return. Each is returned with the most seconds that it
         may be hidden.
         """
-        if now >= self._apart_until > -math.inf:  # all workers take the fleet's slots again
+        if now >= self._apart_until > -math.inf:  # all workers take slots from the store again
             self._apart_until = -math.inf
             self._slots.clear()
         for lease in [each for each in self.line if each.is_settled()]:

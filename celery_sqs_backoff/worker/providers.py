@@ -147,7 +147,7 @@ class Gate:
         return look
 
     def hide_until(self, lease: Lease, until: float) -> None:
-        """Hide a message whose slot is far.
+        """Hide a message until its time of return, because its slot would be too late.
 
         SQS hides for whole seconds, so round down. A message that is early waits for its slot. A
         late one would miss its slot. If all other messages are hidden, that slot stays unused.
