@@ -131,7 +131,8 @@ class Scene:
         assert self.gate.core.state is GateState.RECOVERING
 
 
-def test_nothing_runs_while_the_provider_is_down_and_all_is_recalled_afterwards() -> None:
+def test_outage_and_recovery() -> None:
+    """The worker hides messages while the provider is down, and recalls them all afterwards."""
     scene = Scene()
     scene.outage()
     for i in range(30):
@@ -148,8 +149,11 @@ def test_nothing_runs_while_the_provider_is_down_and_all_is_recalled_afterwards(
     assert scene.keeper.waiting == 0
 
 
-def test_what_is_brought_forward_waits_no_more_whoever_receives_it() -> None:
-    """Else status, metrics and alerts count it until it would have been due: for an hour."""
+def test_recalled_no_longer_waits() -> None:
+    """A recalled message no longer counts as waiting, whichever worker receives it.
+
+    Otherwise status, metrics and alerts would count it until it would have been due, for an hour.
+    """
     scene, waiting = Scene(), Waiting(clock=lambda: 0.0)
     scene.keeper.events.subscribe(waiting)
     scene.outage()
@@ -163,7 +167,11 @@ def test_what_is_brought_forward_waits_no_more_whoever_receives_it() -> None:
     assert waiting.now("mail").waiting == 0
 
 
-def test_what_waits_behind_a_slow_call_is_recalled_only_while_its_hold_is_certain() -> None:
+def test_recall_behind_slow_call() -> None:
+    """The worker recalls a message only while it is sure that SQS still hides it.
+
+    A slow call delays the batches behind it.
+    """
     scene = Scene()
     scene.outage()
     for i in range(25):
@@ -191,10 +199,12 @@ def test_what_waits_behind_a_slow_call_is_recalled_only_while_its_hold_is_certai
     [(Kind.THROTTLED, True), (Kind.UNREACHABLE, True), (Kind.IN_DOUBT, False)],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_an_sqs_that_fails_during_the_recall_costs_no_message_its_recall(
-    kind: Kind, sent_again: bool
-) -> None:
-    """But for those in doubt, which another worker may have: one batch, and one now and then."""
+def test_recall_despite_sqs_failure(kind: Kind, sent_again: bool) -> None:
+    """The worker recalls messages again after SQS has failed to show them.
+
+    Messages in doubt are not recalled again, as another worker may have them: one batch, and one
+    message now and then.
+    """
     scene = Scene()
     scene.outage()
     scene.hide_many(200)
@@ -219,7 +229,8 @@ def test_an_sqs_that_fails_during_the_recall_costs_no_message_its_recall(
     assert scene.keeper.waiting == 0
 
 
-def test_a_message_that_sqs_does_not_know_is_not_recalled_again() -> None:
+def test_recall_of_unknown_message() -> None:
+    """The worker does not recall a message again when SQS does not know it."""
     scene = Scene()
     scene.outage()
     scene.hide("m")
@@ -233,8 +244,11 @@ def test_a_message_that_sqs_does_not_know_is_not_recalled_again() -> None:
     assert not any(isinstance(event, SettlementFailed) for event in scene.seen)
 
 
-def test_a_message_whose_hold_was_in_doubt_is_not_recalled() -> None:
-    """It may have been seen before SQS hid it: then another worker has it."""
+def test_hold_in_doubt() -> None:
+    """The worker does not recall a message whose hold was in doubt.
+
+    SQS may have shown it before it hid it, and then another worker has it.
+    """
     scene = Scene()
     scene.outage()
     scene.port.failure = Failure(Kind.IN_DOUBT, "timeout", is_of_call=True)
@@ -245,8 +259,11 @@ def test_a_message_whose_hold_was_in_doubt_is_not_recalled() -> None:
     assert scene.gate.hidden == 0
 
 
-def test_a_newer_receive_ends_a_recall() -> None:
-    """SQS hands the message out while it is asked to show it: the newer hold must last."""
+def test_newer_receive_ends_recall() -> None:
+    """A newer receive of a message ends its recall.
+
+    SQS hands the message out while it is asked to show it, and the newer hold must last.
+    """
     scene = Scene()
     scene.outage()
     scene.hide("m")
@@ -261,7 +278,8 @@ def test_a_newer_receive_ends_a_recall() -> None:
     assert newer.state is LeaseState.HELD
 
 
-def test_what_somebody_else_has_hidden_is_not_kept() -> None:
+def test_hold_for_other_reason() -> None:
+    """The gate does not keep messages that are hidden for another reason, such as an ETA."""
     scene = Scene()
     scene.outage()
     scene.lease("a task's ETA").defer(9999.0)
@@ -269,7 +287,8 @@ def test_what_somebody_else_has_hidden_is_not_kept() -> None:
     assert scene.gate.hidden == 0
 
 
-def test_a_hidden_message_holds_neither_its_body_nor_its_request() -> None:
+def test_hidden_message_is_small() -> None:
+    """A hidden message keeps neither its body nor its request in memory."""
     scene = Scene()
     scene.outage()
     lease = scene.lease("m")
@@ -279,9 +298,13 @@ def test_a_hidden_message_holds_neither_its_body_nor_its_request() -> None:
     assert (lease.body, lease.on_lost) == ("", None)
 
 
-def test_a_worker_that_stops_lets_what_it_has_hidden_come_back_soon(
+def test_hand_over_at_stop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A stopping worker lets the messages that it has hidden come back soon.
+
+    It leaves out those whose next receive is their last.
+    """
     caplog.set_level("INFO")
     scene = Scene()
     scene.outage()
@@ -298,8 +321,11 @@ def test_a_worker_that_stops_lets_what_it_has_hidden_come_back_soon(
     assert len(scene.port.batches) == 3
 
 
-def test_providers_that_recover_share_the_room_of_the_worker() -> None:
-    """And a recovery does not hold up the probe of another provider."""
+def test_providers_share_room() -> None:
+    """Recovering providers share the worker's room.
+
+    A recovery does not hold up the probe of another provider.
+    """
     scene = Scene(room=4)
     for name in ("mail", "sms", "fax"):
         gate = scene.gates.of(Provider(name))
@@ -318,7 +344,8 @@ def test_providers_that_recover_share_the_room_of_the_worker() -> None:
     assert len([each for each in handles if "fax" not in each]) == 4
 
 
-def test_a_recovery_is_seen_until_it_is_over() -> None:
+def test_recovery_is_reported() -> None:
+    """Status and events report a recovery until it is over."""
     scene = Scene()
     scene.outage()
     for i in range(2):
@@ -336,9 +363,10 @@ def test_a_recovery_is_seen_until_it_is_over() -> None:
     assert scene.gates.now() == [ProviderNow(provider="mail", state="ok")]
 
 
-def test_a_call_that_hangs_does_not_hold_up_the_end_of_the_worker(
+def test_hand_over_with_hanging_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A call that hangs does not hold up the end of the worker."""
     monkeypatch.setattr(providers, "HAND_OVER_SECONDS", 0.05)
     scene, may_go_on = Scene(), threading.Event()
     scene.outage()
@@ -357,7 +385,9 @@ def test_a_call_that_hangs_does_not_hold_up_the_end_of_the_worker(
     may_go_on.set()
 
 
-def test_without_another_thread_nothing_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hand_over_without_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker hands nothing over when it cannot start a thread, and raises nothing."""
+
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread at interpreter shutdown")
 
@@ -369,8 +399,11 @@ def test_without_another_thread_nothing_is_handed_over(monkeypatch: pytest.Monke
     assert scene.port.batches == []
 
 
-def test_a_gate_hides_all_while_it_is_open_and_no_probe_is_due() -> None:
-    """Then a task need not wait in Celery, for its ``rate_limit``, to be hidden."""
+def test_hides_all() -> None:
+    """A gate hides every message while it is open and no probe is due.
+
+    Then a task need not wait in Celery, for its ``rate_limit``, to be hidden.
+    """
     scene = Scene()
     assert not scene.gate.hides_all
     scene.outage()
@@ -379,7 +412,8 @@ def test_a_gate_hides_all_while_it_is_open_and_no_probe_is_due() -> None:
     assert not scene.gate.hides_all, "what waits in Celery is no probe"
 
 
-def test_a_failed_message_waits_as_long_as_the_gate_says_and_for_retry_after() -> None:
+def test_delay_after_failure() -> None:
+    """A failed message waits for as long as the gate says, and at least for its Retry-After."""
     scene = Scene(backoff=FullJitter(cap=100))
     lease = scene.lease("m")
     ended = RunEnd(End.RAISED, Hide(3.0, retry_after=50.0), Reply.FAILED)
@@ -390,8 +424,11 @@ def test_a_failed_message_waits_as_long_as_the_gate_says_and_for_retry_after() -
     assert lease.recall.not_before == scene.now + 50.0
 
 
-def test_a_delay_that_the_task_has_named_is_not_cut_short() -> None:
-    """``self.retry(countdown=600)``, perhaps from the provider's Retry-After."""
+def test_named_delay() -> None:
+    """The gate does not cut a delay that the task has named.
+
+    The task calls ``self.retry(countdown=600)``, perhaps from the provider's Retry-After.
+    """
     scene = Scene(backoff=FullJitter(cap=100))
     scene.outage()
     scene.recover()
@@ -417,8 +454,11 @@ def step(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("how", ["begins", "is settled", "is hidden"])
-def test_a_message_that_gives_up_its_slot_makes_room_for_the_next(how: str) -> None:
-    """Else no message of its provider would start in this worker any more."""
+def test_slot_is_passed_on(how: str) -> None:
+    """A message that gives up its slot makes room for the next one.
+
+    Otherwise, no message of its provider would start in this worker any more.
+    """
     scene = Scene(provider=Provider("mail", rate=1.0))
     first, second = paced(scene, "a"), paced(scene, "b")
     for _ in range(3):
@@ -438,7 +478,8 @@ def test_a_message_that_gives_up_its_slot_makes_room_for_the_next(how: str) -> N
     assert second[1] == ["b"]
 
 
-def test_what_waits_for_a_provider_is_counted() -> None:
+def test_waiting_is_counted() -> None:
+    """Status counts the messages that wait in line for a provider, and those hidden for it."""
     scene = Scene(provider=Provider("mail", rate="60/m"))
     for number in range(3):
         paced(scene, f"m{number}")
@@ -449,7 +490,8 @@ def test_what_waits_for_a_provider_is_counted() -> None:
     assert scene.gates.now() == [ProviderNow(provider="mail", state="paused", hidden=1)]
 
 
-def test_no_message_is_hidden_for_its_slot_on_its_last_receive() -> None:
+def test_last_receive_waits_in_line() -> None:
+    """A message on its last receive is not hidden for its slot, and starts at its slot."""
     scene = Scene(provider=Provider("mail", rate="1/m"))
     first, _ = paced(scene, "m0")
     last, started = paced(scene, "m1", receive_count=5, max_receive_count=5)
@@ -461,7 +503,11 @@ def test_no_message_is_hidden_for_its_slot_on_its_last_receive() -> None:
     assert started == ["m1"]
 
 
-def test_a_message_whose_slot_is_after_its_budget_waits_for_it_at_its_last_look() -> None:
+def test_slot_after_budget() -> None:
+    """A message whose slot is after its ``retry_for`` is hidden until just before its budget ends.
+
+    Then it waits in line for its slot.
+    """
     scene = Scene(provider=Provider("mail", rate="1/m"), retry_for=300.0)
     now = time.time()
     facts = {"first_received_at": now, "sent_at": now, "receive_count": 2, "received_at": now}
@@ -475,8 +521,11 @@ def test_a_message_whose_slot_is_after_its_budget_waits_for_it_at_its_last_look(
     assert not again.is_settled()
 
 
-def test_messages_that_run_after_their_retry_for_keep_to_the_rate() -> None:
-    """All that wait run once when the workers are back, if they were received a few times only."""
+def test_rate_after_budget() -> None:
+    """Messages that run after their ``retry_for`` keep to the rate.
+
+    All waiting messages run once when the workers are back, even after few receives.
+    """
     scene = Scene(provider=Provider("mail", rate="1/s"), retry_for=600.0)
     facts = {"first_received_at": time.time() - 3600.0, "receive_count": 2}
     started = [paced(scene, f"m{i}", **facts)[1] for i in range(30)]
@@ -485,10 +534,11 @@ def test_messages_that_run_after_their_retry_for_keep_to_the_rate() -> None:
 
 
 @pytest.mark.parametrize(("rate", "starts"), [("100/s", 2), ("30/m", 1)], ids=str)
-def test_a_message_starts_at_the_slower_of_what_is_agreed_and_what_the_provider_takes(
-    rate: str, starts: int
-) -> None:
-    """A provider that recovers takes one call a second at first; it may agree to less."""
+def test_slower_of_two_rates(rate: str, starts: int) -> None:
+    """A message starts at the slower of the agreed rate and the rate of the recovery.
+
+    A provider that recovers takes one call a second at first, and it may agree to less.
+    """
     scene = Scene(provider=Provider("mail", rate=rate))
     scene.outage()
     scene.recover()
@@ -502,7 +552,8 @@ def test_a_message_starts_at_the_slower_of_what_is_agreed_and_what_the_provider_
     assert sum(len(started) for _, started in line) == starts
 
 
-def test_a_message_that_is_settled_while_it_waits_does_not_start() -> None:
+def test_settled_while_in_line() -> None:
+    """A message that is settled while it waits in line does not start."""
     scene = Scene(provider=Provider("mail", rate=1.0))
     lease, started = paced(scene, "a")
     lease.give_back(until=1.0)
@@ -510,7 +561,8 @@ def test_a_message_that_is_settled_while_it_waits_does_not_start() -> None:
     assert started == []
 
 
-def test_a_message_with_a_slot_is_hidden_if_the_provider_has_gone_down_meanwhile() -> None:
+def test_outage_after_slot() -> None:
+    """A message with a slot is hidden if the provider has gone down in the meantime."""
     scene = Scene(provider=Provider("mail", rate=1000.0))
     lease, _ = paced(scene, "late")
     step(scene)
@@ -519,7 +571,8 @@ def test_a_message_with_a_slot_is_hidden_if_the_provider_has_gone_down_meanwhile
     assert scene.gate.keeps_back(lease, scene.options, list)
 
 
-def test_a_probe_needs_no_slot() -> None:
+def test_probe_needs_no_slot() -> None:
+    """A probe runs without waiting for a slot."""
     scene = Scene(provider=Provider("mail", rate="1/h"))
     for i in range(6):
         lease = scene.lease(f"m{i}")
@@ -530,8 +583,11 @@ def test_a_probe_needs_no_slot() -> None:
 
 
 @pytest.mark.parametrize("rate", [None, "1/h"])
-def test_a_probe_that_waits_in_celery_runs_when_it_starts(rate: str | None) -> None:
-    """It was hidden, as no probe was due: itself. On a quiet queue none ever ran."""
+def test_probe_waits_in_celery(rate: str | None) -> None:
+    """A probe that waits in Celery still runs when it starts.
+
+    The gate hid it because no other probe was due, and on a quiet queue no probe ever ran.
+    """
     scene = Scene(provider=Provider("mail", rate=rate))
     for i in range(6):
         scene.gate.ended(scene.lease(f"m{i}"), RunEnd(End.RAISED, Hide(3.0), Reply.FAILED))
@@ -543,7 +599,8 @@ def test_a_probe_that_waits_in_celery_runs_when_it_starts(rate: str | None) -> N
     assert not scene.gate.keeps_back(probe, scene.options, list)
 
 
-def test_what_happens_to_a_provider_is_on_the_stream() -> None:
+def test_events() -> None:
+    """The worker's events tell of a provider's pause, probe, recall and recovery."""
     scene = Scene()
     scene.outage()
     scene.hide("m")
@@ -563,8 +620,11 @@ def test_what_happens_to_a_provider_is_on_the_stream() -> None:
     ]
 
 
-def test_observers_are_told_without_the_lock_that_renewals_need() -> None:
-    """A log that is slow, or blocked, holds up no lease."""
+def test_observers_without_lock() -> None:
+    """The worker calls observers without holding the lock that renewals need.
+
+    A log that is slow, or blocked, holds up no lease.
+    """
     scene, was_free = Scene(), []
 
     def hear(event: WorkerEvent) -> None:
@@ -596,7 +656,8 @@ class Task:
     def run(self, account: str, text: str = "") -> None: ...
 
 
-def test_tenants_of_a_provider_fail_apart() -> None:
+def test_tenants_have_own_gates() -> None:
+    """Each tenant of a provider has its own gate."""
     scene = Scene()
     task = Task(provider=Provider("mail", key="account"))
     gates = [
@@ -607,7 +668,8 @@ def test_tenants_of_a_provider_fail_apart() -> None:
     assert gates[0] is not gates[2]
 
 
-def test_no_event_tells_who_a_tenant_is() -> None:
+def test_tenant_in_events() -> None:
+    """No event tells who a tenant is."""
     scene = Scene()
     task = Task(provider=Provider("mail", key="account"))
     gate = scene.gates.of_call(task, lambda: ((), {"account": "secret-account"}, {}))
@@ -621,7 +683,8 @@ def test_no_event_tells_who_a_tenant_is() -> None:
     assert "secret" not in repr(opened)
 
 
-def test_tenants_are_bounded_and_those_that_fail_are_kept() -> None:
+def test_tenants_are_bounded() -> None:
+    """The worker keeps a bounded number of tenants, and drops none that fails."""
     scene = Scene()
     provider = Provider("mail", key="account")
     failing = scene.gates.of(provider, "failing")
@@ -635,8 +698,12 @@ def test_tenants_are_bounded_and_those_that_fail_are_kept() -> None:
     assert scene.gates.of(provider, "failing") is failing
 
 
-def test_messages_that_other_workers_have_run_keep_no_tenant() -> None:
-    """Else, one failure each, 1,000 tenants stay for ever, and all new ones share one gate."""
+def test_tenants_run_elsewhere() -> None:
+    """The worker forgets tenants whose hidden messages have come back.
+
+    Otherwise, 1,000 tenants with one failure each would stay for ever, and all new ones would share
+    one gate.
+    """
     provider, failed = (
         Provider("mail", key="account"),
         RunEnd(End.RAISED, Hide(3.0), Reply.FAILED),
@@ -656,7 +723,8 @@ def test_messages_that_other_workers_have_run_keep_no_tenant() -> None:
     assert scene.gates.of(provider, "new") is not scene.gates.of(provider, "another")
 
 
-def test_tasks_of_one_provider_share_its_gate() -> None:
+def test_tasks_share_gate() -> None:
+    """Tasks of one provider share its gate, and a task without a provider has none."""
     gates = Scene().gates
     assert gates.of("sms") is gates.of("sms") is gates.of(Provider("sms"))
     assert gates.of("other") is not gates.of("sms")
@@ -664,13 +732,17 @@ def test_tasks_of_one_provider_share_its_gate() -> None:
 
 
 @pytest.mark.parametrize("value", ["", 5, [], object()])
-def test_a_provider_that_is_none_of_ours_is_refused(value: object) -> None:
+def test_invalid_provider(value: object) -> None:
+    """An option refuses a provider that is neither a name nor a ``Provider``."""
     with pytest.raises(InvalidOption, match="provider"):
         Options(provider=value)
 
 
-def test_a_probe_that_ends_before_its_run_is_replaced() -> None:
-    """It is given back at a reconnect, or kept because its arguments cannot be used."""
+def test_probe_ends_before_run() -> None:
+    """The gate replaces a probe that ends before its run.
+
+    The worker gives it back at a reconnect, or keeps it because its arguments cannot be used.
+    """
     scene = Scene()
     scene.outage()
     scene.now += 200.0
@@ -684,10 +756,11 @@ def test_a_probe_that_ends_before_its_run_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("when", ["is asked", "waits for a thread"])
-def test_a_probe_that_is_lost_before_its_run_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    """It kept the gate closed for ten minutes."""
+def test_probe_lost_before_run(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """The gate replaces a probe whose message is lost before its run.
+
+    A lost probe kept the gate closed for ten minutes.
+    """
     scene = Scene()
     scene.outage()
     scene.now += 10.0
@@ -709,9 +782,10 @@ def test_a_probe_that_is_lost_before_its_run_is_replaced(
     assert scene.gate.core.probe is None
 
 
-def test_a_message_that_is_lost_while_its_gate_decides_does_not_begin(
+def test_lost_while_gate_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A message that is lost while its gate decides does not begin."""
     scene = Scene()
     lease = scene.lease("m")
     assert not scene.gate.keeps_back(lease, scene.options, list)
@@ -726,7 +800,8 @@ def test_a_message_that_is_lost_while_its_gate_decides_does_not_begin(
     assert not scene.gate.lets_begin(lease, scene.options)
 
 
-def test_a_probe_that_runs_on_after_its_message_was_lost_is_waited_for() -> None:
+def test_probe_lost_during_run() -> None:
+    """The gate waits for a probe that runs on after its message was lost."""
     scene = Scene()
     scene.outage()
     scene.now += 200.0

@@ -167,7 +167,11 @@ def test_message(facts: dict[str, Any], options: dict[str, Any], expected: dict[
 # It opens
 
 
-def test_it_opens_at_the_given_number_of_failures_in_a_row() -> None:
+def test_opens_after_failures_in_a_row() -> None:
+    """The gate opens at the given number of failures in a row.
+
+    A success in between restarts the count.
+    """
     worker = Worker()
     worker.fail(FAILURES - 1, 0.0)
     worker.run("sent", ANSWERED, 1.0)
@@ -178,14 +182,19 @@ def test_it_opens_at_the_given_number_of_failures_in_a_row() -> None:
     assert not runs(worker.look("next", 100.2))
 
 
-def test_failures_of_one_message_never_open_it() -> None:
+def test_failures_of_one_message() -> None:
+    """Failures of one message never open the gate, even a thousand of them."""
     worker = Worker()
     for i in range(1000):
         worker.run("the same", FAILED, float(i))
     assert worker.gate.state is GateState.CLOSED
 
 
-def test_runs_that_show_nothing_of_the_provider_change_nothing() -> None:
+def test_inconclusive_runs() -> None:
+    """Runs that show nothing about the provider do not count.
+
+    They neither add a failure nor end the row of failures.
+    """
     worker = Worker()
     for i in range(1000):
         worker.run(f"m{i}", None, float(i))
@@ -195,7 +204,11 @@ def test_runs_that_show_nothing_of_the_provider_change_nothing() -> None:
     assert worker.gate.state is GateState.OPEN
 
 
-def test_a_provider_that_fails_beside_successes_is_slowed_down_and_not_shut() -> None:
+def test_failures_beside_successes() -> None:
+    """A provider that fails shortly after a success is slowed down and not shut.
+
+    The gate opens when failures go on and nothing has succeeded since.
+    """
     worker = Worker()
     worker.run("sent", ANSWERED, 96.0)
     worker.fail(FAILURES, 100.0)
@@ -206,8 +219,11 @@ def test_a_provider_that_fails_beside_successes_is_slowed_down_and_not_shut() ->
     assert worker.gate.state is GateState.OPEN, "nothing has succeeded since"
 
 
-def test_a_provider_that_refuses_every_call_is_slowed_down_first() -> None:
-    """A worker that has just started, beside others, calls it too fast."""
+def test_refusals_at_the_start() -> None:
+    """A provider that refuses every call is slowed down first, and shut if it goes on.
+
+    A worker that has just started, beside others, calls it too fast.
+    """
     worker = Worker()
     worker.fail(FAILURES, 100.0, REFUSED, retry_after=60.0)
     assert worker.gate.state is GateState.RECOVERING
@@ -218,7 +234,8 @@ def test_a_provider_that_refuses_every_call_is_slowed_down_first() -> None:
     assert worker.gate.next_probe_at >= 700.0
 
 
-def test_a_brown_out_does_not_open_it() -> None:
+def test_brown_out() -> None:
+    """The gate never opens while the provider fails one call in five."""
     for seed in range(20):
         worker, rng, now = Worker(), Random(seed), 0.0
         for i in range(5000):
@@ -231,7 +248,8 @@ def test_a_brown_out_does_not_open_it() -> None:
 # It probes
 
 
-def test_one_message_probes_at_a_time() -> None:
+def test_one_probe_at_a_time() -> None:
+    """Only one message probes at a time, and the gate hides the others."""
     worker = down()
     assert worker.look("early", 4.9).hide_seconds
     assert worker.look("probe", 5.0).is_probe
@@ -242,7 +260,8 @@ def test_one_message_probes_at_a_time() -> None:
     assert worker.look("other", 6.1).hide_seconds
 
 
-def test_the_pause_is_a_sixth_of_the_outage_between_its_bounds() -> None:
+def test_pause_between_probes() -> None:
+    """The pause between probes is a sixth of the outage, within its bounds."""
     worker, probes = down(), []
     for i in range(30):
         now = worker.gate.next_probe_at
@@ -255,8 +274,11 @@ def test_the_pause_is_a_sixth_of_the_outage_between_its_bounds() -> None:
     assert probes[-1] - probes[-2] == LONGEST_PAUSE_SECONDS
 
 
-def test_a_message_that_another_worker_has_brought_forward_probes_too() -> None:
-    """So the news that the provider is back travels with the messages."""
+def test_probe_from_another_worker() -> None:
+    """A message that another worker has brought forward may probe before the next planned probe.
+
+    So the news that the provider is back travels with the messages.
+    """
     worker = down()
     now = 0.0
     while now < 600.0:
@@ -268,13 +290,15 @@ def test_a_message_that_another_worker_has_brought_forward_probes_too() -> None:
     assert worker.look("another", now + 10, receives=3).hide_seconds
 
 
-def test_a_probe_that_proves_nothing_is_repeated() -> None:
+def test_inconclusive_probe() -> None:
+    """A probe that proves nothing is repeated after the usual interval."""
     worker = down()
     worker.run("probe", None, 5.0)
     assert (worker.gate.state, worker.gate.next_probe_at) == (GateState.OPEN, 10.0)
 
 
-def test_a_probe_that_is_never_reported_is_replaced() -> None:
+def test_unreported_probe() -> None:
+    """A probe whose end is never reported is replaced once it expires."""
     worker = down()
     assert worker.look("lost", 5.0).is_probe
     late = 5.0 + PROBE_EXPIRES_SECONDS
@@ -282,7 +306,11 @@ def test_a_probe_that_is_never_reported_is_replaced() -> None:
     assert worker.look("second", late).is_probe
 
 
-def test_only_the_probe_begins_when_the_gate_has_opened() -> None:
+def test_begins_while_open() -> None:
+    """Only the probe begins while the gate is open.
+
+    Other messages begin once the provider has answered it.
+    """
     worker = down()
     assert worker.look("probe", 5.0).is_probe
     assert [worker.gate.begins(name, 6.0) for name in ("probe", "other")] == [True, False]
@@ -290,7 +318,8 @@ def test_only_the_probe_begins_when_the_gate_has_opened() -> None:
     assert worker.gate.begins("other", 7.0)
 
 
-def test_the_next_probe_respects_retry_after_but_not_for_ever() -> None:
+def test_probe_respects_retry_after() -> None:
+    """The next probe respects Retry-After, but waits no longer than the gate's own limit."""
     worker = down()
     worker.run("probe", REFUSED, 5.0, retry_after=120.0)
     assert worker.gate.next_probe_at == 125.0
@@ -298,15 +327,20 @@ def test_the_next_probe_respects_retry_after_but_not_for_ever() -> None:
     assert worker.gate.next_probe_at == 125.0 + LONGEST_RETRY_AFTER_SECONDS
 
 
-def test_a_success_of_an_earlier_call_makes_the_probe_due_at_once() -> None:
+def test_success_makes_probe_due() -> None:
+    """A success of a call that began before the outage makes the probe due at once."""
     worker = down()
     worker.gate.ended("begun before", ANSWERED, 1.0)
     assert worker.gate.state is GateState.OPEN
     assert worker.look("probe", 1.0).is_probe
 
 
-def test_without_messages_that_come_due_one_is_brought_forward_to_probe_with() -> None:
-    """The one that was received least; one that must not be received again only if need be."""
+def test_recall_to_probe() -> None:
+    """The gate brings one hidden message forward to probe with when none comes due.
+
+    It takes the one that was received least. It takes one whose next receive is its last only if no
+    other is left.
+    """
     worker = down()
     worker.hide("often", 1.0, receives=7)
     worker.hide("last", 1.0, next_is_last=True)
@@ -322,7 +356,8 @@ def test_without_messages_that_come_due_one_is_brought_forward_to_probe_with() -
     assert taken == ["once", "often", "last"]
 
 
-def test_a_message_brought_forward_to_probe_with_probes_also_here() -> None:
+def test_recalled_message_probes() -> None:
+    """A message that this worker has brought forward to probe with probes here too."""
     worker = down()
     worker.hide("m", 1.0)
     now = worker.gate.next_probe_at
@@ -344,9 +379,8 @@ def calls_during(outage: float, gap: float, seed: int) -> int:
 
 @given(outage=st.floats(1.0, 5e4), gap=st.floats(0.1, 60.0), seed=st.integers(0, 1000))
 @settings(max_examples=30, deadline=None)
-def test_calls_during_an_outage_are_bounded_by_threshold_and_probes(
-    outage: float, gap: float, seed: int
-) -> None:
+def test_calls_during_outage(outage: float, gap: float, seed: int) -> None:
+    """Threshold and probes bound the number of calls during an outage."""
     outage = min(outage, 5_000 * gap)
     shortest = PROBE_INTERVAL * 0.75
     steps = math.log(LONGEST_PAUSE_SECONDS / PROBE_INTERVAL, 1 + PAUSE_SHARE * 0.75)
@@ -358,7 +392,8 @@ def test_calls_during_an_outage_are_bounded_by_threshold_and_probes(
 # It hides
 
 
-def test_the_first_hold_is_as_long_as_the_policys_longest_delay() -> None:
+def test_first_hold() -> None:
+    """The first hold is as long as the policy's longest delay, less up to a quarter of it."""
     hold = down(rng=Random(1)).look("a", 1.0, policy_longest=100.0).hide_seconds
     assert hold is not None
     assert 75 <= hold <= 100
@@ -366,10 +401,11 @@ def test_the_first_hold_is_as_long_as_the_policys_longest_delay() -> None:
 
 @pytest.mark.parametrize("receives", [1, 5, 20])
 @pytest.mark.parametrize(("outage", "longest"), [(300.0, 600.0), (7200.0, LONGEST_HOLD_SECONDS)])
-def test_holds_grow_with_the_outage_alone_up_to_half_an_hour(
-    outage: float, longest: float, receives: int
-) -> None:
-    """A message that had five receives before the outage was hidden for 87 minutes."""
+def test_holds_grow_with_outage(outage: float, longest: float, receives: int) -> None:
+    """Holds grow with the outage up to half an hour, whatever the number of receives.
+
+    A message that had five receives before the outage was hidden for 87 minutes.
+    """
     worker = down(rng=Random(1))
     worker.gate.next_probe_at = math.inf
     worker.gate._probed_at = outage
@@ -379,7 +415,8 @@ def test_holds_grow_with_the_outage_alone_up_to_half_an_hour(
     assert worker.look("b", outage, longest=50.0).hide_seconds <= 50  # type: ignore[operator]
 
 
-def test_a_message_that_must_not_be_hidden_runs() -> None:
+def test_must_not_be_hidden() -> None:
+    """A message that must not be hidden runs, as the probe only if one is due."""
     worker = down()
     assert runs(worker.look("a", 1.0, longest=0.0))
     assert runs(worker.look("b", 1.0, must_run=True))
@@ -388,15 +425,20 @@ def test_a_message_that_must_not_be_hidden_runs() -> None:
 
 
 @pytest.mark.parametrize("options", [{"most_hidden": 0}, {}], ids=["no room", "exact delays"])
-def test_what_cannot_be_brought_forward_waits_for_the_probe_and_its_own_delay(
+def test_holds_without_recall(
     options: dict[str, Any],
 ) -> None:
+    """A message that cannot be brought forward waits for the next probe and then its own delay."""
     worker = down(**options)
     look = worker.look("a", 1.0, own_delay=7.0, is_recallable=bool(options))
     assert look.hide_seconds == 4.0 + 7.0
 
 
-def test_a_failed_message_is_hidden_for_no_less_than_the_gate_would() -> None:
+def test_hold_after_failure() -> None:
+    """A failed message is hidden for no less than the gate would hide it.
+
+    A message that cannot be brought forward keeps its own delay.
+    """
     worker = Worker()
     message = Message("a", policy_longest=100.0)
 
@@ -416,15 +458,20 @@ def test_a_failed_message_is_hidden_for_no_less_than_the_gate_would() -> None:
 
 
 @pytest.mark.parametrize(("is_spared", "seconds"), [(False, 2.0), (True, 60.0)])
-def test_a_refused_message_with_few_receives_left_comes_back_later(
-    is_spared: bool, seconds: float
-) -> None:
-    """Each early return costs a receive, and the provider may refuse it again."""
+def test_refused_with_few_receives_left(is_spared: bool, seconds: float) -> None:
+    """A refused message with few receives left comes back later than others.
+
+    Each early return costs a receive, and the provider may refuse it again.
+    """
     gate, message = recovering().gate, Message("m", receives=4, is_spared=is_spared)
     assert gate.failed(message, REFUSED, 300.0, 20.0, floor=0.0).hide_seconds == seconds
 
 
-def test_all_messages_pass_through_one_rate() -> None:
+def test_one_rate_for_all() -> None:
+    """All messages of a recovering provider pass through one rate.
+
+    A few of them wait in the worker, and the gate hides the rest.
+    """
     worker = recovering()
     assert runs(worker.look("first", 20.0)), "there is a token"
     assert worker.look("second", 20.0).waits
@@ -436,14 +483,16 @@ def test_all_messages_pass_through_one_rate() -> None:
     assert worker.gate.turns(4, 21.1) == 1
 
 
-def test_those_that_wait_are_all_looked_at_again_when_the_gate_opens() -> None:
+def test_line_when_it_opens() -> None:
+    """When the gate opens, it looks again at all messages that wait in line."""
     worker = recovering()
     worker.fail(FAILURES, 30.0)
     assert worker.gate.turns(3, 30.0) == 3
     assert not runs(worker.look("one of them", 30.0))
 
 
-def test_a_recovery_remembers_no_message_that_is_done() -> None:
+def test_recovery_forgets_messages() -> None:
+    """A recovery remembers no failures of a message that has succeeded."""
     worker = recovering()
     worker.gate.rate.rate = 100.0
     for reply in (FAILED, ANSWERED):
@@ -452,7 +501,8 @@ def test_a_recovery_remembers_no_message_that_is_done() -> None:
     assert not worker.gate._failures
 
 
-def test_all_that_is_hidden_is_brought_forward_the_furthest_due_first() -> None:
+def test_recall_order() -> None:
+    """A recovery brings all hidden messages forward, beginning with those due last."""
     worker = down()
     names = [f"m{i}" for i in range(50)]
     for i, name in enumerate(names):
@@ -466,7 +516,8 @@ def test_all_that_is_hidden_is_brought_forward_the_furthest_due_first() -> None:
     assert taken == names[::-1]
 
 
-def test_nothing_is_brought_forward_behind_a_line_or_without_a_process() -> None:
+def test_recall_needs_room() -> None:
+    """The gate brings nothing forward behind a line, or when no process has room."""
     worker = down()
     for i in range(50):
         worker.hide(f"m{i}", 1.0)
@@ -476,7 +527,8 @@ def test_nothing_is_brought_forward_behind_a_line_or_without_a_process() -> None
     assert len(worker.recalls(26.0, room=2)) == 2
 
 
-def test_nothing_is_brought_forward_early_or_when_its_hold_may_have_ended() -> None:
+def test_recall_window() -> None:
+    """The gate brings no message forward early, or when its hold may have ended."""
     worker = down()
     worker.hide("returns by itself", 1.0, 24.0 + MARGIN_SECONDS)
     worker.hide("allowed later", 1.0, not_before=100.0)
@@ -486,7 +538,11 @@ def test_nothing_is_brought_forward_early_or_when_its_hold_may_have_ended() -> N
     assert worker.recalls(100.0) == ["allowed later"]
 
 
-def test_a_refused_message_comes_back_soon_but_later_each_time() -> None:
+def test_repeated_failures_in_recovery() -> None:
+    """A message that fails in a recovery comes back soon, but later each time.
+
+    From its third failure on, it is not brought forward.
+    """
     worker, delays = recovering(), []
     for i in range(5):
         now = 30.0 * (i + 1)
@@ -499,8 +555,11 @@ def test_a_refused_message_comes_back_soon_but_later_each_time() -> None:
     assert delays == [1.0, 1.0, 6.0, 12.0, 24.0]
 
 
-def test_a_message_that_failed_often_comes_with_the_next_recovery() -> None:
-    """It is hidden for as long as the outage asks for, perhaps half an hour."""
+def test_failed_often_then_outage() -> None:
+    """A message that failed often in one recovery is brought forward in the next.
+
+    It is hidden for as long as the outage asks for, perhaps half an hour.
+    """
     worker = recovering()
     for now in (30.0, 40.0, 50.0):
         worker.gate.started("a", now)
@@ -512,7 +571,11 @@ def test_a_message_that_failed_often_comes_with_the_next_recovery() -> None:
     assert look.recall is not None
 
 
-def test_no_delay_is_cut_below_its_floor_or_for_other_reasons() -> None:
+def test_delays_not_cut() -> None:
+    """The gate cuts no delay below its floor.
+
+    It also keeps delays that have another reason than the provider, and those of a schedule.
+    """
     worker = recovering()
 
     def delay(message: Message, reply: Reply | None, floor: float = 0.0) -> float | None:
@@ -523,10 +586,11 @@ def test_no_delay_is_cut_below_its_floor_or_for_other_reasons() -> None:
     assert delay(Message("a", is_recallable=False), FAILED) == 300.0
 
 
-def test_after_an_outage_of_refusals_the_rate_is_searched_anew() -> None:
-    """A 503 with a Retry-After refuses: half a minute of them cuts the rate to the lowest.
+def test_rate_after_refusals() -> None:
+    """The gate searches the rate anew after an outage of refusals.
 
-    From there it would take ten minutes to what the provider takes.
+    A 503 with a Retry-After refuses: half a minute of them cuts the rate to the lowest. From there
+    it would take ten minutes to the provider's own rate.
     """
     worker, now = recovering(), 20.0
     while now < 50.0:
@@ -541,7 +605,8 @@ def test_after_an_outage_of_refusals_the_rate_is_searched_anew() -> None:
     assert worker.gate.rate.rate > 10.0
 
 
-def test_refusals_of_the_rest_of_a_second_do_not_search_the_rate_anew() -> None:
+def test_refusals_within_a_second() -> None:
+    """Refusals for the rest of a second do not make the gate search the rate anew."""
     worker, now = recovering(), 20.0
     for _ in range(10):
         worker.fail(20, now, REFUSED)
@@ -550,7 +615,8 @@ def test_refusals_of_the_rest_of_a_second_do_not_search_the_rate_anew() -> None:
     assert worker.gate.rate.rate <= Rate.START
 
 
-def test_a_provider_that_answers_nothing_is_down_again() -> None:
+def test_reopens_without_answers() -> None:
+    """The gate opens again if a recovering provider answers nothing."""
     worker = recovering(100.0)
     worker.fail(20, 109.9)
     assert worker.gate.state is GateState.RECOVERING
@@ -558,7 +624,8 @@ def test_a_provider_that_answers_nothing_is_down_again() -> None:
     assert worker.gate.state is GateState.OPEN
 
 
-def test_it_closes_when_for_a_minute_nobody_waited() -> None:
+def test_closes_after_calm() -> None:
+    """The gate closes when no message has waited for a minute."""
     worker = recovering()
     worker.recalls(20.0 + CALM_SECONDS)
     assert worker.gate.state is GateState.RECOVERING
@@ -570,10 +637,11 @@ def test_it_closes_when_for_a_minute_nobody_waited() -> None:
 @pytest.mark.parametrize(
     ("until", "state"), [(4000.0, GateState.RECOVERING), (300.0, GateState.CLOSED)], ids=str
 )
-def test_the_recovery_goes_on_for_messages_whose_retry_after_is_not_over(
-    until: float, state: GateState
-) -> None:
-    """Else they came back by themselves, up to hours after the provider."""
+def test_recovery_waits_for_retry_after(until: float, state: GateState) -> None:
+    """The recovery goes on while hidden messages wait for their Retry-After.
+
+    Otherwise, they would come back by themselves, up to hours after the provider.
+    """
     worker = down()
     worker.hide("m", 1.0, until - 1.0, not_before=300.0)
     worker.recover(10.0)
@@ -610,20 +678,23 @@ def play(
 
 
 @pytest.mark.parametrize("call_seconds", [0.05, 0.5, 1.0, 3.0])
-def test_a_rate_uses_what_the_provider_takes_however_long_a_call_takes(
+def test_rate_finds_limit(
     call_seconds: float,
 ) -> None:
+    """The rate comes close to the provider's limit, however long a call takes."""
     used, refused = play(Rate(), 300.0, limit=20.0, call_seconds=call_seconds)
     assert used > 0.85
     assert refused < 0.15
 
 
-def test_a_provider_that_fails_one_call_in_five_keeps_its_rate() -> None:
+def test_rate_in_brown_out() -> None:
+    """The rate stays high for a provider that fails one call in five."""
     used, _ = play(Rate(), 300.0, limit=20.0, call_seconds=0.2, brown=0.2)
     assert used > 0.8
 
 
-def test_failures_cut_the_rate_while_more_than_half_of_the_calls_fail() -> None:
+def test_rate_cut_by_failures() -> None:
+    """Failures cut the rate while more than half of the calls fail."""
     rate = Rate()
     for i in range(50):
         rate.take(1, i * 1.0)
@@ -631,8 +702,12 @@ def test_failures_cut_the_rate_while_more_than_half_of_the_calls_fail() -> None:
     assert rate.rate < 0.5 * Rate.START
 
 
-def test_refusals_of_one_moment_cut_it_once() -> None:
-    """They began before anybody knew; or the provider refuses the rest of its second."""
+def test_rate_cut_once() -> None:
+    """Refusals of calls that began at about the same time cut the rate once.
+
+    These calls began before the first refusal was known, or the provider refuses the rest of its
+    second.
+    """
     rate = Rate()
     play(rate, 20.0, limit=20.0, call_seconds=0.05)
     rate.ended(REFUSED, 21.0, 21.2)
@@ -644,7 +719,8 @@ def test_refusals_of_one_moment_cut_it_once() -> None:
     assert rate.rate < low
 
 
-def test_an_unused_rate_does_not_grow() -> None:
+def test_unused_rate() -> None:
+    """A rate that is not used does not grow."""
     rate = Rate()
     play(rate, 20.0, limit=20.0, call_seconds=0.05)
     high = rate.rate
@@ -656,7 +732,8 @@ def test_an_unused_rate_does_not_grow() -> None:
 # It stops
 
 
-def test_a_stopping_worker_lets_messages_come_back_within_seconds() -> None:
+def test_hand_over() -> None:
+    """A stopping worker lets its 50 hidden messages come back within five seconds."""
     worker = down(rng=Random(1))
     for i in range(50):
         worker.hide(f"m{i}", 1.0)
@@ -665,7 +742,8 @@ def test_a_stopping_worker_lets_messages_come_back_within_seconds() -> None:
     assert max(seconds for _, seconds in found) <= 5
 
 
-def test_many_messages_are_spread_over_three_minutes() -> None:
+def test_hand_over_is_spread() -> None:
+    """A stopping worker spreads 9,000 messages evenly over three minutes."""
     worker = down(rng=Random(1))
     for i in range(9000):
         worker.hide(f"m{i}", 1.0)
@@ -675,7 +753,11 @@ def test_many_messages_are_spread_over_three_minutes() -> None:
     assert max(map(seconds.count, set(seconds))) < 120, "about 50 in each second"
 
 
-def test_only_messages_that_gain_by_it_are_handed_over() -> None:
+def test_hand_over_gains() -> None:
+    """A stopping worker hands over only messages that would otherwise come back much later.
+
+    It leaves out those whose next receive is their last, and respects Retry-After.
+    """
     worker = down()
     worker.hide("b", 0.0, 200.0)
     worker.hide("a", 0.0, 300.0)
@@ -687,7 +769,8 @@ def test_only_messages_that_gain_by_it_are_handed_over() -> None:
     assert dict(worker.gate.hand_over(1.0))["allowed later"] == 600
 
 
-def test_a_deploy_while_the_provider_is_well_leaves_messages_their_own_delays() -> None:
+def test_hand_over_while_closed() -> None:
+    """A worker that stops while the provider is well leaves messages their own delays."""
     worker = Worker()
     worker.hide("m", 0.0)
     assert worker.gate.hand_over(1.0) == []
@@ -696,7 +779,8 @@ def test_a_deploy_while_the_provider_is_well_leaves_messages_their_own_delays() 
 # Whatever happens
 
 
-def test_the_state_is_bounded() -> None:
+def test_state_is_bounded() -> None:
+    """The gate keeps a bounded number of hidden messages and of calls that have begun."""
     worker = down(most_hidden=10)
     for i in range(20_000):
         worker.look(f"m{i}", 1.0)
@@ -710,8 +794,12 @@ def test_the_state_is_bounded() -> None:
 
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=60, deadline=None)
-def test_any_history_keeps_its_promises(seed: int) -> None:
-    """Only a probe ends an outage; a probe is always planned; nothing comes forward in doubt."""
+def test_any_history(seed: int) -> None:
+    """Every history of a gate keeps its promises.
+
+    Only a probe ends an outage, a probe is always planned, and no message is brought forward when
+    its hold may have ended.
+    """
     rng = Random(seed)
     worker, now = Worker(rng=rng, most_hidden=10), 0.0
     gate = worker.gate
