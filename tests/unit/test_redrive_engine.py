@@ -69,7 +69,8 @@ def always(world, action, error, times=10_000):
 # Deleting
 
 
-def test_a_denied_delete_stops_after_one_batch_and_the_journal_deletes_it_later(world):
+def test_denied_delete(world):
+    """A denied delete stops the run after one batch, and the next run deletes it by its journal."""
     world.fill(*bodies(200))
     always(world, DELETE, "AccessDenied")
     report = world.redrive()
@@ -83,8 +84,11 @@ def test_a_denied_delete_stops_after_one_batch_and_the_journal_deletes_it_later(
     assert world.bodies(world.main) == Counter(bodies(200))
 
 
-def test_what_is_sent_and_cannot_be_deleted_is_bounded(world):
-    """Deletes that time out: nobody denies them, and nothing is deleted."""
+def test_failing_deletes(world):
+    """The run stops within 110 sends when SQS deletes nothing.
+
+    These deletes fail with an internal error and not for a missing permission.
+    """
     world.fill(*bodies(1_000))
     world.redrive(limit=10)
     always(world, DELETE, "InternalError")
@@ -96,9 +100,11 @@ def test_what_is_sent_and_cannot_be_deleted_is_bounded(world):
 # Messages written by strangers
 
 
-def test_delete_deletes_poison_and_unreadable_ones_and_those_without_a_destination(
-    world, monkeypatch
-):
+def test_delete_hopeless_messages(world, monkeypatch):
+    """With ``delete``, the run also deletes poison and unreadable messages.
+
+    It deletes messages without a destination, too.
+    """
     world.fill("poison", MessageAttributes={REPLAY_ATTRIBUTE: text('{"replays":99}')})
     (hostile,) = world.fill("hostile")
     monkeypatch.setattr(
@@ -111,8 +117,11 @@ def test_delete_deletes_poison_and_unreadable_ones_and_those_without_a_destinati
     assert not world.bodies(world.main)
 
 
-def test_an_unknown_outcome_is_only_sent_on_request(world):
-    """It may have been done already."""
+def test_unknown_outcome(world):
+    """The run sends messages with an unknown outcome only on request.
+
+    Their work may have been done already.
+    """
     world.fill("a", MessageAttributes={ATTRIBUTE_NAME: text('{"outcome":"UNKNOWN"}')})
     world.fill("b", MessageAttributes={ATTRIBUTE_NAME: text('{"outcome":"RETRYABLE"}')})
     report = world.redrive()
@@ -123,7 +132,8 @@ def test_an_unknown_outcome_is_only_sent_on_request(world):
 # Ending
 
 
-def test_what_somebody_else_hides_is_not_done(world):
+def test_hidden_elsewhere(world):
+    """The run ends incomplete when another consumer hides messages."""
     world.fill(*bodies(10))
     world.sqs.receive_message(
         QueueUrl=world.source.url, MaxNumberOfMessages=4, VisibilityTimeout=600
@@ -133,8 +143,11 @@ def test_what_somebody_else_hides_is_not_done(world):
     assert "4 messages could not be received" in report.detail
 
 
-def test_a_filter_that_leaves_more_than_sqs_hides_says_so(world, monkeypatch):
-    """It blamed somebody else, and another run in some minutes would have ended like this one."""
+def test_filter_beyond_in_flight_limit(world, monkeypatch):
+    """The run reports that its filter leaves more messages than SQS can hide.
+
+    It blamed another consumer, and another run in some minutes would have ended in the same way.
+    """
     monkeypatch.setattr(run_module, "MAX_IN_FLIGHT_MESSAGES", 20)
     world.sqs.queues[world.source.url].max_in_flight = 20
     world.fill(*bodies(30))
@@ -144,7 +157,11 @@ def test_a_filter_that_leaves_more_than_sqs_hides_says_so(world, monkeypatch):
     assert "somebody else" not in report.detail
 
 
-def test_a_fifo_filter_behind_a_message_that_is_left_is_not_done(tmp_path):
+def test_fifo_filter(tmp_path):
+    """The run ends incomplete when a filter leaves a message of a FIFO group.
+
+    SQS gives out no message behind it, and waiting does not help.
+    """
     world = World(tmp_path, fifo=True)
     for n in range(12):
         world.fill(f"{n}", MessageGroupId="g", MessageDeduplicationId=f"{n}")
@@ -155,7 +172,8 @@ def test_a_fifo_filter_behind_a_message_that_is_left_is_not_done(tmp_path):
     assert "Wait" not in report.detail, "another run would end like this one"
 
 
-def test_what_a_killed_run_left_in_doubt_is_settled_when_it_is_gone(world):
+def test_doubt_settled_by_absence(world):
+    """The run settles messages that a killed run left in doubt once they are gone."""
     world.fill(*bodies(10))
     world.journal_path.write_text(
         f'{{"source":"{world.source.arn}","run":"r1"}}\n'
@@ -172,8 +190,11 @@ def test_what_a_killed_run_left_in_doubt_is_settled_when_it_is_gone(world):
     assert not ids(world, InDoubt)
 
 
-def test_what_was_sent_is_not_forgotten_because_sqs_counts_too_few(world, monkeypatch):
-    """Its counts are approximate: a message that a killed run hides may not be among them."""
+def test_sent_despite_low_count(world, monkeypatch):
+    """The run still deletes messages that a killed run sent when SQS counts too few.
+
+    Counts of SQS are approximate, and may leave out messages that the killed run hides.
+    """
     world.fill(*bodies(10))
     world.dies_at = (6, False)
     with pytest.raises(Killed):
@@ -189,8 +210,11 @@ def test_what_was_sent_is_not_forgotten_because_sqs_counts_too_few(world, monkey
     assert world.bodies(world.main) == Counter(bodies(10)), "none is sent twice"
 
 
-def test_what_comes_back_is_poison_and_stops_the_run(world):
-    """The provider is still down. The run sees its own messages again, and does not loop."""
+def test_returned_messages(world):
+    """Messages that come back are poison, and stop the run.
+
+    The provider is still down. The run sees its own messages again, and does not loop.
+    """
     world.fill(*bodies(60))
     main, source = (world.sqs.queues[queue.url].messages for queue in (world.main, world.source))
 
@@ -211,8 +235,11 @@ def test_what_comes_back_is_poison_and_stops_the_run(world):
 # Holding
 
 
-def test_a_filter_that_matches_little_finds_all_and_costs_a_fifth_of_a_call(tmp_path):
-    """With 120 ms per call and one worker, which takes minutes: holds must outlast that."""
+def test_rare_matches(tmp_path):
+    """A filter that matches little finds all matches, with at most a quarter of a call per message.
+
+    With 120 ms per call and one worker the run takes minutes, and holds must outlast that.
+    """
     world = World(tmp_path, latency=0.12)
     world.fill(*bodies(3_000))
     wanted = [m.id for m in world.sqs.queues[world.source.url].messages[-30:]]
@@ -224,8 +251,11 @@ def test_a_filter_that_matches_little_finds_all_and_costs_a_fifth_of_a_call(tmp_
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_few_are_sent_of_many_by_a_filter_without_receiving_one_by_one(world, limit):
-    """One matching message in a queue of 20,000 took 20,000 calls."""
+def test_limit_with_filter(world, limit):
+    """With a filter and a limit, the run does not receive messages one by one.
+
+    One matching message in a queue of 20,000 took 20,000 calls.
+    """
     world.fill(*bodies(500))
     wanted = [m.id for m in world.sqs.queues[world.source.url].messages[-12:]]
     assert world.redrive(ids=wanted, limit=limit).sent == limit
@@ -233,15 +263,19 @@ def test_few_are_sent_of_many_by_a_filter_without_receiving_one_by_one(world, li
     assert not world.sqs.queues[world.source.url].in_flight(), "all is given back"
 
 
-def test_a_limit_asks_for_no_more_than_it_sends(world):
+def test_limit_alone(world):
+    """With a limit, the run receives no more messages than it sends."""
     world.fill(*bodies(100))
     assert world.redrive(limit=3).sent == 3
     assert world.calls["change_message_visibility_batch"] == 0, "nothing is to be given back"
 
 
 @pytest.mark.parametrize(("messages", "latency"), [(4_000, 0.15), (1_200, 2.5)])
-def test_a_copy_of_a_long_queue_ends_and_is_written_as_it_goes(tmp_path, messages, latency):
-    """With one thread the second takes five times as long as a receive hides a message."""
+def test_copy_long_queue(tmp_path, messages, latency):
+    """A copy of a long queue ends, and is written batch by batch.
+
+    With one thread, the second case takes five times as long as a receive hides a message.
+    """
     world = World(tmp_path, latency=latency)
     for n in range(messages):
         reason = text(json.dumps({"reason": f"{n}"}))
@@ -262,7 +296,8 @@ def test_a_copy_of_a_long_queue_ends_and_is_written_as_it_goes(tmp_path, message
 # Errors
 
 
-def test_throttling_is_waited_for(world):
+def test_throttling(world):
+    """The run waits when SQS throttles its sends, and then sends all messages."""
     world.fill(*bodies(20))
     world.sqs.faults += [Fault(SEND, "ThrottledException")] * 4
     report = world.redrive()
@@ -274,7 +309,11 @@ def test_throttling_is_waited_for(world):
     [NoCredentialsError(), SSLError(endpoint_url="x", error="y"), ValueError("bug")],
     ids=lambda error: type(error).__name__,
 )
-def test_errors_of_this_machine_put_nothing_in_doubt_and_end_the_run(world, error):
+def test_local_errors(world, error):
+    """An error of the local machine ends the run and puts no message in doubt.
+
+    An SSL error may come in mid-request, so its messages may be in doubt.
+    """
     world.fill(*bodies(20))
     always(world, SEND, error)
     report = world.redrive()
@@ -283,8 +322,12 @@ def test_errors_of_this_machine_put_nothing_in_doubt_and_end_the_run(world, erro
         assert report.in_doubt == 0
 
 
-def test_nothing_is_sent_if_on_event_raises_at_the_start(world):
-    """A batch was: who raises at ``Started``, of too many messages for one, means to end it."""
+def test_callback_raises_at_start(world):
+    """The run sends nothing if ``on_event`` raises at the start.
+
+    A caller that raises at ``Started``, because of too many messages, wants to end the run. One
+    batch was still sent.
+    """
     world.fill(*bodies(50))
 
     def refuse(event):
@@ -299,8 +342,11 @@ def test_nothing_is_sent_if_on_event_raises_at_the_start(world):
 
 
 @pytest.mark.parametrize("kind", ["sending", "sent", "deleted", "ended"])
-def test_a_journal_on_a_full_disk_ends_the_run_with_what_was_sent_deleted(world, monkeypatch, kind):
-    """Whichever line it is that does not fit any more: one of the second batch, or the last."""
+def test_full_disk(world, monkeypatch, kind):
+    """A run whose journal is on a full disk ends, and deletes all messages that it has sent.
+
+    The line that fails is one of the second batch, or the last.
+    """
     world.fill(*bodies(50))
     written = Counter()
 
@@ -319,7 +365,8 @@ def test_a_journal_on_a_full_disk_ends_the_run_with_what_was_sent_deleted(world,
     assert isinstance(world.events[-1], Finished)
 
 
-def test_sends_without_an_answer_do_not_put_the_whole_queue_in_doubt(world):
+def test_unanswered_sends(world):
+    """Sends without a response put 20 messages in doubt, not the whole queue."""
     world.fill(*bodies(100))
     always(world, SEND, ReadTimeoutError(endpoint_url="x"))
     report = world.redrive()
@@ -338,7 +385,8 @@ def show_one_to_a_peek(world):
 
 
 @pytest.mark.parametrize("ends", ["killed", "deletes fail"])
-def test_a_message_that_sqs_did_not_delete_is_recognised_by_the_next_run(world, ends):
+def test_ignored_delete(world, ends):
+    """The next run recognises a message that SQS did not delete, and does not send it again."""
     world.fill(*bodies(11))
     seen = []
 
@@ -364,8 +412,11 @@ def test_a_message_that_sqs_did_not_delete_is_recognised_by_the_next_run(world, 
 # Telling
 
 
-def test_a_callback_that_raises_late_ends_the_run_with_its_error():
-    """All was sent and deleted by then, and the run has ended."""
+def test_callback_raises_late():
+    """A callback that raises late ends the run with its error.
+
+    By then, all messages are sent and deleted, and the run has ended.
+    """
 
     def on_event(event):
         if isinstance(event, MessagesSent):
@@ -376,8 +427,11 @@ def test_a_callback_that_raises_late_ends_the_run_with_its_error():
         _move_endless(10, on_event=on_event)
 
 
-def test_a_callback_that_blocks_stops_no_call():
-    """Ctrl-S on the terminal: nothing was deleted and no hold renewed until Ctrl-Q."""
+def test_callback_blocks():
+    """A callback that blocks stops no call.
+
+    With Ctrl-S on the terminal, the run deleted nothing and renewed no hold until Ctrl-Q.
+    """
     blocked, let_go = threading.Event(), threading.Event()
 
     def on_event(event):
@@ -399,15 +453,21 @@ def test_a_callback_that_blocks_stops_no_call():
     assert (report.ended, report.sent, report.deleted) == (Ended.DONE, 500, 500)
 
 
-def test_sixteen_threads_do_not_take_each_others_deletes_for_refused():
-    """More than a hundred messages are sent and not yet deleted at any time."""
+def test_many_threads():
+    """Sixteen threads do not take each other's pending deletes for refused ones.
+
+    More than a hundred messages are sent and not yet deleted at any time.
+    """
     report, queue, _ = _move_endless(3_000, latency=0.002)
     assert (report.ended, report.sent, report.deleted) == (Ended.DONE, 3_000, 3_000)
     assert sum(queue.calls.values()) <= 0.3 * 3_000 + 20
 
 
-def test_the_progress_counts_what_is_deleted_unsent(world):
-    """The bar of ``--delete`` stood at "0/30 ... 0 s left" to its end."""
+def test_progress_of_delete(world):
+    """The progress counts the messages that are deleted without being sent.
+
+    The bar of ``--delete`` stood at "0/30 ... 0 s left" to its end.
+    """
     expired = [task(expires=iso_time(world.clock() - 1)) for _ in range(10)]
     world.fill(*expired, *bodies(20))
     world.redrive(delete=True, dump="d")
@@ -417,16 +477,22 @@ def test_the_progress_counts_what_is_deleted_unsent(world):
 
 
 @pytest.mark.parametrize("options", [{"limit": 1}, {}], ids=["limit", "all"])
-def test_a_slow_run_ends_with_its_last_message(world, options):
-    """It waited for the slot of one more: for an hour, at one per hour."""
+def test_slow_run_ends(world, options):
+    """A slow run ends with its last message.
+
+    It waited for the slot of one more: for an hour, at one per hour.
+    """
     world.fill("m", *bodies(2 if options else 0))
     began = world.clock()
     assert world.redrive(rate="1/h", **options).sent == 1
     assert world.clock() - began < 60
 
 
-def test_slow_calls_do_not_cost_the_rate(tmp_path):
-    """From a laptop a call takes a quarter of a second: at 20/s it was 5/s."""
+def test_rate_with_slow_calls(tmp_path):
+    """Slow calls do not lower the rate.
+
+    From a laptop a call takes a quarter of a second: at 20/s it was 5/s.
+    """
     world = World(tmp_path, latency=0.25, threads=None)
     world.fill(*bodies(400))
     began = world.clock.now
@@ -436,8 +502,11 @@ def test_slow_calls_do_not_cost_the_rate(tmp_path):
 
 
 @pytest.mark.parametrize(("seconds", "in_doubt"), [(200, 0), (1_000, 1)])
-def test_a_fifo_queue_settles_a_doubt_for_five_minutes_only(tmp_path, seconds, in_doubt):
-    """Then SQS has forgotten the deduplication id, and the message is there twice."""
+def test_fifo_doubt(tmp_path, seconds, in_doubt):
+    """A FIFO queue settles a doubt for five minutes only.
+
+    Then SQS has forgotten the deduplication id, and the message is there twice.
+    """
     world = World(tmp_path, fifo=True)
     world.fill("m", MessageGroupId="g", MessageDeduplicationId="d")
     world.dies_at = (4, True)  # depth, receive, journal, send
@@ -450,8 +519,12 @@ def test_a_fifo_queue_settles_a_doubt_for_five_minutes_only(tmp_path, seconds, i
     assert world.bodies(world.main) == {"m": 1 + in_doubt}
 
 
-def test_what_is_left_is_not_taken_for_sent_messages_whose_delete_is_in_doubt(world):
-    """SQS has deleted ten and its answers are lost; it counts the ten that nobody has received."""
+def test_deletes_in_doubt(world):
+    """The run tells messages that were never received from sent ones whose delete is in doubt.
+
+    SQS has deleted ten messages and its responses are lost. It still counts the ten that the run
+    has not received.
+    """
     world.fill(*bodies(20))
     lost = ReadTimeoutError(endpoint_url="x")
     world.sqs.faults += [Fault(RECEIVE, None, after=True), *[Fault(DELETE, lost, after=True)] * 6]
@@ -465,7 +538,8 @@ def fill_one_group(world, count):
         world.fill(body, MessageGroupId="g", MessageDeduplicationId=body)
 
 
-def test_a_fifo_group_waits_for_a_message_that_sqs_refused_in_an_earlier_receive(tmp_path):
+def test_fifo_group_after_refusal(tmp_path):
+    """A FIFO group waits for a message that SQS refused in an earlier receive."""
     world = World(tmp_path, fifo=True)
     fill_one_group(world, 15)
 
@@ -480,7 +554,8 @@ def test_a_fifo_group_waits_for_a_message_that_sqs_refused_in_an_earlier_receive
     assert report.sent == 8, "those after it stay"
 
 
-def test_a_denied_delete_of_what_is_only_deleted_does_not_speak_of_what_was_sent(world):
+def test_denied_delete_without_send(world):
+    """With ``delete``, the report of a denied delete does not speak of sent messages."""
     world.fill(*bodies(3))
     always(world, DELETE, "AccessDenied")
     report = world.redrive(delete=True, dump="not written here")
@@ -505,8 +580,11 @@ TOO_LARGE = ClientError(
 )
 
 
-def test_a_batch_too_big_for_a_proxy_is_sent_one_by_one(world):
-    """HTTP 413 ended the whole run: nothing could be replayed from behind that proxy."""
+def test_batch_too_big_for_proxy(world):
+    """The run sends messages one by one when a batch is too big for a proxy.
+
+    HTTP 413 ended the whole run, and no message could be replayed from behind that proxy.
+    """
     world.fill("big", *bodies(9))
     proxy_refuses(world)
     report = world.redrive()
@@ -515,8 +593,11 @@ def test_a_batch_too_big_for_a_proxy_is_sent_one_by_one(world):
 
 
 @pytest.mark.parametrize(("seconds", "is_hold"), [(10, True), (20, False)])
-def test_a_renewal_that_may_have_come_too_late_is_no_hold(seconds, is_hold):
-    """SQS takes an old handle: two runs had the same message, and each sent it."""
+def test_late_renewal(seconds, is_hold):
+    """A renewal that may have come too late does not count as a hold.
+
+    SQS takes an old handle: two runs had the same message, and each sent it.
+    """
     clock = Clock(1_000.0)
 
     def hide(handles, seconds_hidden):
@@ -535,8 +616,11 @@ def test_a_renewal_that_may_have_come_too_late_is_no_hold(seconds, is_hold):
         assert sweep.patient_until > clock.now + 10, "it may be hidden for us"
 
 
-def test_a_run_killed_between_two_batches_is_resumed_with_patience(world):
-    """Nothing was in doubt, and the messages in its hands were taken for somebody else's."""
+def test_killed_between_batches(world):
+    """A run waits for the messages that a killed run still hides.
+
+    No message was in doubt, and the run took the hidden messages for another consumer's.
+    """
     world.fill(*bodies(20))
 
     def dies():
@@ -552,7 +636,8 @@ def test_a_run_killed_between_two_batches_is_resumed_with_patience(world):
     assert (report.ended, report.sent, report.remaining) == (Ended.DONE, 10, 0)
 
 
-def test_a_look_says_what_sqs_has_not_given_back(world):
+def test_not_given_back(world):
+    """A peek reports how many messages SQS has not given back."""
     world.fill(*bodies(15))
     always(world, CHANGE, "AccessDenied")
     plan = world.look()

@@ -97,9 +97,12 @@ CHAIN = {"graveyard": None, "bulk-dlq": "graveyard", "bulk": "bulk-dlq"}
     [[error("ServiceUnavailable", 503)], [error("Throttling")] * 3, [error("InternalError", 500)]],
     ids=["503", "throttled", "500"],
 )
-def test_an_error_of_the_list_of_sources_does_not_make_another_queue_the_source(broker, errors):
-    """bulk-dlq is a dead-letter queue that has one itself; it was taken for the main queue of
-    graveyard, which was sent into it."""
+def test_source_list_error(broker, errors):
+    """An error of the list of sources does not make another queue the source.
+
+    bulk-dlq is a dead-letter queue that has one itself. It was taken for the main queue of
+    graveyard, and the messages of graveyard were sent into it.
+    """
     sqs = Sqs(**CHAIN)
     sqs.errors["list_dead_letter_source_queues"] = list(errors)
     with pytest.raises(RedriveRefused, match="bulk-dlq has a dead-letter queue itself"):
@@ -110,14 +113,16 @@ def test_an_error_of_the_list_of_sources_does_not_make_another_queue_the_source(
 
 
 @pytest.mark.parametrize("code", ["AccessDenied", "ServiceUnavailable"])
-def test_without_the_list_of_sources_nothing_is_begun(broker, code):
+def test_source_list_unreadable(broker, code):
+    """A redrive does not begin without the list of sources."""
     sqs = Sqs(**CHAIN)
     sqs.errors["list_dead_letter_source_queues"] = [error(code, 403)] * 100
     with pytest.raises(RedriveUnreachable, match=f"Cannot list the queues .*{code}"):
         find_route(broker(sqs), "bulk-dlq", to=None, force=True)
 
 
-def test_on_a_server_without_the_list_the_queues_are_read(broker):
+def test_source_list_not_supported(broker):
+    """On a server without the list of sources, the redrive reads all queues."""
     sqs = Sqs(**CHAIN)
     sqs.errors["list_dead_letter_source_queues"] = [error("InvalidAction")] * 100
     sqs.errors["list_queues"] = [error("Throttling")]
@@ -138,7 +143,8 @@ def test_on_a_server_without_the_list_the_queues_are_read(broker):
     ],
 )
 @pytest.mark.parametrize("as_what", ["source", "to"])
-def test_a_queue_of_another_account_or_region_is_not_ours(broker, name, as_what):
+def test_other_account_or_region(broker, name, as_what):
+    """A redrive refuses a queue of another account or Region."""
     sqs = Sqs(mail="mail-dlq", **{"mail-dlq": None, "other-dlq": None})
     source, to = (name, None) if as_what == "source" else ("other-dlq", name)
     with pytest.raises(RedriveRefused, match="not in the account and Region"):
@@ -155,14 +161,16 @@ def test_a_queue_of_another_account_or_region_is_not_ours(broker, name, as_what)
         "https://queue.amazonaws.com/123456789012/mail-dlq",
     ],
 )
-def test_source_and_destination_are_compared_by_arn(broker, name):
+def test_same_queue(broker, name):
+    """A redrive compares source and destination by ARN, whatever form their names have."""
     sqs = Sqs(mail="mail-dlq", **{"mail-dlq": None})
     with pytest.raises(RedriveRefused, match="are the same queue"):
         find_route(broker(sqs), "mail-dlq", to=name, force=False)
 
 
 @pytest.mark.parametrize("name", ["../mail", "a b", "arn:aws:sqs:us-east-1:1:../mail", "x" * 81])
-def test_what_cannot_be_the_name_of_a_queue_is_not_asked_for(broker, name):
+def test_invalid_name(broker, name):
+    """A redrive does not ask SQS for a name that no queue can have."""
     sqs = Sqs(mail=None)
     sqs.errors["get_queue_url"] = [AssertionError("asked")]
     with pytest.raises(RedriveRefused):
@@ -180,7 +188,8 @@ def test_reads_are_tried_again(broker):
     assert find_route(broker(sqs), "mail-dlq", to=None, force=False).default.name == "mail"
 
 
-def test_a_read_is_tried_six_times_and_what_is_for_good_once(broker):
+def test_number_of_tries(broker):
+    """A redrive tries a read six times, and only once if the failure is permanent."""
     calls, transient, final = [], Failure(Kind.THROTTLED, "x"), Failure(Kind.DENIED, "y")
 
     def call(result):
@@ -195,8 +204,11 @@ def test_a_read_is_tried_six_times_and_what_is_for_good_once(broker):
     assert len(calls) == 7
 
 
-def test_a_source_is_not_taken_for_its_namesake_in_another_region(broker):
-    """Of two predefined queues with one name, the first was sent the messages of the other."""
+def test_namesake_source(broker):
+    """A redrive does not take a queue of another Region for a source of the same name.
+
+    Of two predefined queues with one name, the first was sent the messages of the other.
+    """
     found = broker(Sqs(**{"mail-dlq": None, "mail": "mail-dlq"}))
     namesake = Sqs(mail=None)
     elsewhere = {"Attributes": {"QueueArn": "arn:aws:sqs:eu-west-1:123456789012:mail"}}
@@ -219,8 +231,11 @@ class TwoRegions(Sqs):
 
 
 @pytest.mark.parametrize("predefined", ["mail", "mail-dlq"])
-def test_of_two_regions_queues_with_one_name_the_arn_tells(broker, predefined):
-    """By its name alone, the first was redriven; by its ARN, the second was refused."""
+def test_namesakes_in_two_regions(broker, predefined):
+    """The ARN tells which of two Regions' queues with one name is meant.
+
+    By its name alone, the first was redriven. By its ARN, the second was refused.
+    """
     found = broker(TwoRegions(**{"mail-dlq": None, "mail": "mail-dlq"}))
     urls = {"eu": BASE.replace("us-east-1", "eu-west-1") + predefined, "us": BASE + predefined}
     found._channel.predefined_queues = {key: {"url": url} for key, url in urls.items()}
@@ -232,8 +247,11 @@ def test_of_two_regions_queues_with_one_name_the_arn_tells(broker, predefined):
         assert region in find_endpoint(found, arn).url
 
 
-def test_a_predefined_queue_is_reached_with_its_own_credentials(broker):
-    """As workers do: with its keys, or the role that it names."""
+def test_predefined_credentials(broker):
+    """A redrive reaches a predefined queue with the queue's own credentials.
+
+    Workers do the same, with its keys or the role that it names.
+    """
     sqs, own = (
         Sqs(mail="mail-dlq", **{"mail-dlq": None}),
         Sqs(mail="mail-dlq", **{"mail-dlq": None}),
@@ -246,8 +264,8 @@ def test_a_predefined_queue_is_reached_with_its_own_credentials(broker):
     assert route.default.calls._client() is own
 
 
-def test_a_queue_is_the_one_that_celery_calls_so(broker):
-    """Before another one, whose URL ends in that name."""
+def test_celery_name_first(broker):
+    """Celery's name for a queue comes before another queue whose URL ends in that name."""
     found = broker(Sqs(**{"mail": None, "prod-mail": None}))
     urls = {"old": BASE + "mail", "mail": BASE + "prod-mail"}
     found._channel.predefined_queues = {key: {"url": url} for key, url in urls.items()}
@@ -268,8 +286,11 @@ def staging(broker, sqs):
 
 
 @pytest.mark.parametrize("base", [ARN, BASE])
-def test_an_arn_or_url_is_no_name_in_celery(broker, base):
-    """That of ``mail`` was taken for ``staging-mail``: other messages went, or elsewhere."""
+def test_arn_is_not_prefixed(broker, base):
+    """A redrive does not read an ARN or URL as a name in Celery.
+
+    The ARN of ``mail`` was taken for ``staging-mail``, so other messages went, or went elsewhere.
+    """
     assert find_endpoint(staging(broker, Sqs(**BOTH)), "mail").name == "staging-mail"
     route = find_route(staging(broker, Sqs(**BOTH)), f"{base}mail-dlq", to=None, force=False)
     assert (route.source.name, route.default.name) == ("mail-dlq", "mail")
@@ -279,7 +300,8 @@ def test_an_arn_or_url_is_no_name_in_celery(broker, base):
     assert find_endpoint(found, f"{base}mail").name == "mail"
 
 
-def test_a_dead_letter_queue_without_the_prefix_is_not_its_namesake_with_it(broker):
+def test_dlq_without_prefix(broker):
+    """A redrive takes the dead-letter queue without the prefix, not its namesake with it."""
     queues = {**BOTH, "staging-mail": "mail-dlq", "staging-bulk": "staging-mail-dlq"}
     route = find_route(staging(broker, Sqs(**queues)), "mail", to=None, force=False)
     assert route.source.name == "mail-dlq"
@@ -299,7 +321,8 @@ def forbid(sqs, *names, code="AccessDenied"):
 
 @pytest.mark.parametrize("name", ["mail-dlq", ARN + "mail-dlq", BASE + "mail-dlq"])
 @pytest.mark.parametrize("mail", ["mail", "not predefined"])
-def test_who_replays_one_queue_needs_no_right_to_the_apps_others(broker, name, mail):
+def test_rights_to_other_queues(broker, name, mail):
+    """A redrive of one queue needs no right to the app's other queues."""
     sqs = Sqs(**{"payments": "payments-dlq", mail: "mail-dlq", "mail-dlq": None})
     found = broker(forbid(sqs, "payments"))
     urls = {key: {"url": BASE + key} for key in ("payments", mail) if key != "not predefined"}
@@ -308,8 +331,11 @@ def test_who_replays_one_queue_needs_no_right_to_the_apps_others(broker, name, m
     assert str(route.source.arn) == ARN + "mail-dlq"
 
 
-def test_a_destination_without_a_name_is_refused(broker):
-    """``--to "$TO"``, where it is not set: the messages went back to where they came from."""
+def test_empty_destination(broker):
+    """A redrive refuses an empty destination.
+
+    With ``--to "$TO"`` and no such variable, the messages went back to where they came from.
+    """
     sqs = Sqs(mail="mail-dlq", **{"mail-dlq": None})
     with pytest.raises(RedriveRefused, match="no queue ''"):
         find_route(broker(sqs), "mail-dlq", to="", force=False)

@@ -198,12 +198,14 @@ BROKEN = {
 }
 
 
-def test_nothing_is_found_where_all_is_well():
+def test_all_well():
+    """The doctor finds nothing in a project that is set up well."""
     assert examine(WELL) == []
 
 
 @pytest.mark.parametrize(("facts", "expected"), BROKEN.values(), ids=BROKEN.keys())
-def test_each_fault_is_found_and_nothing_else(facts, expected):
+def test_each_fault(facts, expected):
+    """The doctor finds each fault, and nothing else."""
     [finding] = examine(facts)
     assert finding.id == expected
     for text in (finding.subject, finding.evidence, finding.consequence):
@@ -212,7 +214,8 @@ def test_each_fault_is_found_and_nothing_else(facts, expected):
     assert json.dumps(finding.as_dict())
 
 
-def test_each_rule_has_a_broken_set_up_and_an_id_of_its_own():
+def test_each_rule_is_tested():
+    """Each rule has a broken set-up in ``BROKEN`` and an id of its own."""
     assert {expected for _, expected in BROKEN.values()} == {rule.id for rule in RULES}
     numbers = [rule.id[1:] for rule in RULES]
     assert len(numbers) == len(set(numbers))
@@ -221,7 +224,8 @@ def test_each_rule_has_a_broken_set_up_and_an_id_of_its_own():
         assert rule.title
 
 
-def test_nothing_is_said_about_what_could_not_be_read():
+def test_unreadable_queue():
+    """The doctor reports nothing about a queue that it could not read."""
     unread = replace(queue(), attributes=None, failure="ServiceUnavailable", dlq=None)
     assert examine(of(unread)) == []
 
@@ -231,7 +235,8 @@ def test_offline_rules_need_no_queues():
     assert [f.id for f in examine(facts, live=False)] == ["W029"]
 
 
-def test_a_finding_can_be_ignored_for_all_or_one_subject():
+def test_ignored_findings():
+    """A user can ignore a finding for all subjects or for one."""
     facts = of(queue(DelaySeconds="9"), queue("bulk", DelaySeconds="9"))
     assert [f.subject for f in examine(facts)] == ["bulk", "mails"]
     assert [f.subject for f in examine(facts, ignore=["W015:bulk"])] == ["mails"]
@@ -239,6 +244,7 @@ def test_a_finding_can_be_ignored_for_all_or_one_subject():
 
 
 def test_the_worst_comes_first():
+    """The doctor lists the worst findings first."""
     dlq = replace(dead_letters(), attributes=None, failure="AccessDenied")
     facts = of(queue(DelaySeconds="9", VisibilityTimeout="0", dlq=dlq))
     assert [f.severity for f in examine(facts)] == [
@@ -248,8 +254,11 @@ def test_the_worst_comes_first():
     ]
 
 
-def test_a_small_max_receive_count_says_when_messages_become_dead_letters():
-    """The mail outage: 7 receives, 30 seconds apart, 2,500 mails."""
+def test_small_max_receive_count():
+    """A small ``maxReceiveCount`` is reported with the time until messages become dead letters.
+
+    The mail outage had 7 receives, 30 seconds apart, and 2,500 mails.
+    """
     facts = replace(
         with_queue(RedrivePolicy=redrive("mails-dlq", 8)),
         app=replace(APP, tasks=(replace(TASK, backoff=Schedule([30])),)),
@@ -260,8 +269,11 @@ def test_a_small_max_receive_count_says_when_messages_become_dead_letters():
     )
 
 
-def test_a_policy_of_the_user_that_fails_does_not_stop_the_doctor():
-    """Workers delay by ``FullJitter()`` instead, and so do the numbers here."""
+def test_failing_policy():
+    """A user's policy that fails does not stop the doctor.
+
+    Workers delay by ``FullJitter()`` instead, and so do the doctor's figures.
+    """
 
     class ThreeDelays(Policy):
         def ceiling(self, attempt):
@@ -277,14 +289,21 @@ def test_a_policy_of_the_user_that_fails_does_not_stop_the_doctor():
 @pytest.mark.parametrize(
     ("mine", "theirs"), [("1209600", "1209600"), ("345600", "1209600"), ("60", "61")]
 )
-def test_dead_letters_that_are_kept_for_as_long_as_can_be_are_fine(mine, theirs):
+def test_long_kept_dead_letters(mine, theirs):
+    """The doctor accepts dead letters that are kept for longer than messages.
+
+    It also accepts the same retention if that is the maximum.
+    """
     dlq = dead_letters(MessageRetentionPeriod=theirs)
     facts = of(queue(MessageRetentionPeriod=mine, dlq=dlq))
     assert [f.id for f in examine(facts) if f.id != "W009"] == []
 
 
-def test_a_fifo_queue_and_its_dead_letters_may_be_kept_for_as_long():
-    """SQS resets a message's age when it moves it between FIFO queues."""
+def test_fifo_dlq_retention():
+    """A FIFO queue and its dead-letter queue may have the same retention.
+
+    SQS resets a message's age when it moves it between FIFO queues.
+    """
     assert "W008" not in {f.id for f in examine(fifo(dlq_retention="345600"))}
 
 
@@ -299,8 +318,11 @@ def fifo_with(receives: int, **changed: Any) -> ProjectFacts:
     return replace(facts, queues=(found, *WELL.queues))
 
 
-def test_the_delays_of_a_fifo_queue_are_those_under_fifo_cap():
-    """At 300 seconds at the most, 100 receives last for four of the 36 hours."""
+def test_delays_under_fifo_cap():
+    """The doctor limits the delays of a FIFO queue by ``fifo_cap``.
+
+    At 300 seconds at the most, 100 receives last for four of the 36 hours.
+    """
     [found] = examine(fifo_with(100))
     assert (found.id, found.subject) == ("W010", "mails.fifo")
     assert "up to 914 receives" in found.evidence
@@ -309,7 +331,8 @@ def test_the_delays_of_a_fifo_queue_are_those_under_fifo_cap():
     assert examine(fifo_with(1000)) == []
 
 
-def test_a_fifo_cap_that_is_too_short_for_any_number_of_receives_is_to_be_raised():
+def test_fifo_cap_too_short():
+    """The doctor asks for a higher ``fifo_cap`` when no number of receives is enough."""
     [found] = examine(fifo_with(1000, retry_for=72 * 3600.0))
     assert "raise the fifo_cap of shop.send_mail" in found.fix.text
 
@@ -323,8 +346,11 @@ def test_a_fifo_cap_that_is_too_short_for_any_number_of_receives_is_to_be_raised
         "nobody knows where it goes": (None, ["W009", "W010"]),
     },
 )
-def test_a_queue_is_set_up_for_the_tasks_that_go_to_it(elsewhere, expected):
-    """Few receives and a short retention are right for a queue of tasks that give up early."""
+def test_queue_fits_its_tasks(elsewhere, expected):
+    """The doctor judges a queue by the tasks that go to it.
+
+    Few receives and a short retention are right for a queue of tasks that give up early.
+    """
     brief = replace(TASK, name="shop.ping", queue="mails", max_retries=3, retry_for=600.0)
     app = replace(APP, tasks=(brief, replace(TASK, queue=elsewhere)))
     mails = queue(RedrivePolicy=redrive("mails-dlq", 7), MessageRetentionPeriod="86400")
@@ -332,32 +358,42 @@ def test_a_queue_is_set_up_for_the_tasks_that_go_to_it(elsewhere, expected):
     assert [f.id for f in examine(facts)] == expected
 
 
-def test_a_queue_that_no_route_names_is_set_up_for_all_tasks():
+def test_queue_without_route():
+    """The doctor judges a queue that no route names by all tasks.
+
+    The app has no task without a route, so any task may go there.
+    """
     facts = with_queue(RedrivePolicy=redrive("mails-dlq", 7))
     app = with_task(queue="bulk").app
     assert [f.id for f in examine(replace(facts, app=app))] == ["W010"]
 
 
-def test_a_queue_that_no_route_names_is_set_up_for_the_tasks_without_a_route():
+def test_tasks_without_route():
+    """The doctor judges a queue that no route names by the tasks without a route."""
     brief = replace(TASK, name="shop.ping", queue="celery", max_retries=3, retry_for=600.0)
     facts = with_queue(RedrivePolicy=redrive("mails-dlq", 7))
     app = replace(APP, tasks=(brief, replace(TASK, queue="bulk")))
     assert examine(replace(facts, app=app)) == []
 
 
-def test_a_missing_fifo_queue_is_created_as_one():
+def test_missing_fifo_queue():
+    """The doctor's command creates a missing FIFO queue as a FIFO queue."""
     facts = replace(FIFO, attributes=None, failure="NonExistentQueue", dlq=None)
     [found] = examine(of(facts))
     assert found.fix.aws.endswith("--queue-name mails.fifo --attributes FifoQueue=true")
 
 
-def test_a_task_that_deletes_what_it_gives_up_needs_no_dlq():
+def test_task_without_dlq():
+    """A task that deletes the messages that it gives up needs no dead-letter queue."""
     facts = replace(BROKEN["W002 no DLQ"][0], app=with_task(wants_dlq=False).app)
     assert examine(facts) == []
 
 
-def test_retries_for_longer_than_sqs_keeps_a_message_are_to_be_shortened():
-    """A line that sets what is set would be pasted again and again."""
+def test_retry_for_beyond_retention():
+    """The doctor asks for a shorter ``retry_for`` when SQS cannot keep messages for as long.
+
+    A command that sets the value again would be pasted again and again.
+    """
     facts = with_queue(MessageRetentionPeriod="1209600")
     app = with_task(retry_for=1209600.0).app
     [found] = [f for f in examine(replace(facts, app=app)) if f.id == "W009"]
@@ -365,8 +401,11 @@ def test_retries_for_longer_than_sqs_keeps_a_message_are_to_be_shortened():
     assert "lower the retry_for of shop.send_mail" in found.fix.text
 
 
-def test_a_queue_of_another_region_is_not_created_where_the_command_line_is():
-    """Without a region in the settings, kombu asks us-east-1 whatever the URL says."""
+def test_region_of_missing_queue():
+    """The doctor's command creates a missing queue in the Region of its URL.
+
+    Without a region in the settings, kombu asks us-east-1 whatever the URL says.
+    """
     [found] = examine(BROKEN["E001 queue"][0])
     assert found.fix.aws == "aws sqs create-queue --region eu-central-1 --queue-name mails"
     assert found.fix.text.startswith("Its URL is in eu-central-1: is that the region in")
@@ -377,13 +416,15 @@ def test_a_queue_of_another_region_is_not_created_where_the_command_line_is():
 
 
 @pytest.mark.parametrize("name", ["W002 no DLQ", "E004 DLQ is gone", "W015 delay"])
-def test_lines_to_paste_name_the_region(name):
+def test_commands_name_region(name):
+    """Each command of a fix names the Region."""
     [found] = examine(BROKEN[name][0])
     for line in found.fix.aws.split(" && "):
         assert line.split()[3:5] == ["--region", "eu-central-1"]
 
 
-def test_lines_to_paste_name_the_dead_letter_queue_by_its_arn():
+def test_commands_name_dlq():
+    """Fixes name the dead-letter queue by its ARN."""
     [missing] = examine(BROKEN["W002 no DLQ"][0])
     assert f"{ARN}:mails-dlq" in missing.fix.aws
     found = examine(of(unreadable_dlq(failure="AccessDenied", denied=("sqs:SendMessage",))))
@@ -391,8 +432,11 @@ def test_lines_to_paste_name_the_dead_letter_queue_by_its_arn():
     assert f"on {ARN}:mails-dlq." in denied.fix.text
 
 
-def test_what_has_no_url_is_created_where_it_was_looked_for():
-    """The command line's own Region is another: the queue was created there, and still missed."""
+def test_queue_without_url():
+    """The doctor's command creates a queue without a URL in the Region of its search.
+
+    The AWS CLI's own Region is another. The queue was created there, and still missing.
+    """
     absent = QueueFacts(
         name="mails",
         url="mails",
@@ -405,7 +449,8 @@ def test_what_has_no_url_is_created_where_it_was_looked_for():
     assert "Its URL" not in found.fix.text
 
 
-def test_a_dead_letter_queue_of_two_queues_is_named_once():
+def test_shared_dlq():
+    """The doctor reports a dead-letter queue of two queues once."""
     dlq = replace(dead_letters(), denied=("sqs:SendMessage",))
     found = examine(of(queue(dlq=dlq), queue("bulk", dlq=dlq)))
     assert [(f.id, f.subject) for f in found] == [("E027", "mails-dlq")]
@@ -430,7 +475,8 @@ def test_fix_has_two_lines(name, attributes, argument):
     assert found.fix.terraform == argument
 
 
-def test_the_receives_that_a_budget_needs():
+def test_receives_for_budget():
+    """The doctor computes how many receives a task's budget needs, at most 1,000."""
     policy = FullJitter(base=2, cap=3600)
     needed = estimate_receives(policy, retry_for=36 * 3600, max_retries=None)
     assert 85 < needed < 110
@@ -438,8 +484,11 @@ def test_the_receives_that_a_budget_needs():
     assert estimate_receives(policy, retry_for=None, max_retries=None) == 1000
 
 
-def test_delays_that_are_too_short_for_any_number_of_receives_are_what_is_to_be_changed():
-    """SQS allows 1,000 receives, which last 8 of the 36 hours."""
+def test_delays_too_short():
+    """The doctor asks for longer delays when no number of receives is enough.
+
+    SQS allows 1,000 receives, which last 8 of the 36 hours.
+    """
     [found] = examine(with_task(backoff=FullJitter(base=2, cap=60)))
     assert "need more than 1000 receives" in found.evidence
     assert "into an outage" in found.consequence
@@ -457,15 +506,19 @@ def test_delays_that_are_too_short_for_any_number_of_receives_are_what_is_to_be_
         "full jitter": (FullJitter(base=2, cap=3600), 7, (40, 100)),
     },
 )
-def test_the_time_to_a_dead_letter(backoff, receives, half):
+def test_time_to_dead_letter(backoff, receives, half):
+    """The doctor computes how long an outage lasts until messages become dead letters."""
     found = estimate_seconds_to_dead_letter(
         backoff, receives, retry_for=36 * 3600, max_retries=None, retention=345_600
     )
     assert half[0] <= found <= half[1]
 
 
-def test_a_queue_that_tasks_go_to_and_nobody_looked_at_is_not_well():
-    """Without task_queues, workers started with -Q consume what the app does not know."""
+def test_queue_not_checked():
+    """The doctor reports a queue that tasks go to and that it did not check.
+
+    Without task_queues, workers started with -Q consume queues that the app does not know.
+    """
     tasks = [replace(TASK, name=f"shop.mail_{n}", queue="bulk") for n in range(3)]
     app = replace(APP, tasks=(TASK, replace(TASK, name="shop.ping", queue="mails"), *tasks))
     [found] = examine(replace(WELL, app=app, are_all=True))
@@ -477,6 +530,7 @@ def test_a_queue_that_tasks_go_to_and_nobody_looked_at_is_not_well():
     assert examine(replace(WELL, app=app)) == [], "-Q, or a worker: its queues are on purpose"
 
 
-def test_an_exchange_is_no_fault_with_another_broker():
+def test_exchange_of_other_broker():
+    """The doctor accepts an exchange with another broker."""
     facts = replace(with_task(exchange="media"), other_broker="amqp", queues=())
     assert examine(facts) == []

@@ -26,33 +26,35 @@ def played(scenario: Scenario, strategy: str = "provider", seed: int = 1) -> Res
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_message_is_sent_or_a_dead_letter(strategy: str) -> None:
+def test_every_message_ends(strategy: str) -> None:
+    """Every message of a simulation is sent or becomes a dead letter."""
     result = played(replace(outage(900.0), retry_for=600.0), strategy)
     assert result.count_calls(Reply.ANSWERED) + result.dead_letters == result.messages
     assert result.receives.total() == result.messages
     assert result.dead_letters
 
 
-def test_the_same_seed_gives_the_same_figures() -> None:
+def test_same_seed() -> None:
+    """The same seed gives the same figures."""
     scenario = outage(600.0)
     assert played(scenario, seed=3) == played(scenario, seed=3)
     assert played(scenario, seed=3) != played(scenario, seed=4)
 
 
-def test_every_strategy_gets_the_same_messages() -> None:
+def test_same_messages() -> None:
+    """Every strategy gets the same messages."""
     scenario = outage(600.0)
     assert len({played(scenario, name).messages for name in STRATEGIES}) == 1
 
 
 @pytest.mark.parametrize(("call_seconds", "processes"), [(0.2, 4), (1.0, 8)], ids=str)
-def test_two_hours_of_outage_cost_few_calls_and_drain_near_the_limit(
-    call_seconds: float, processes: int
-) -> None:
-    """7,200 mails, 2 h, the provider takes 20/s, cap 1 h, 10 workers.
+def test_long_outage(call_seconds: float, processes: int) -> None:
+    """A two-hour outage costs few calls, and its backlog drains near the limit.
 
-    Three seeds gave 1,510 to 1,570 wasted calls. At 0.2 s 5 to 6 % were turned away, and it took
-    1.34 to 1.57 times the shortest time; at 1 s 11 to 13 %, and 1.17 to 1.23 times. One message had
-    12 to 16 receives. A rate that grows with each success took 12 times the shortest time at 1 s.
+    7,200 mails, the provider takes 20/s, cap 1 h, 10 workers. Three seeds gave 1,510 to 1,570
+    wasted calls. At 0.2 s 5 to 6 % were turned away, and it took 1.34 to 1.57 times the shortest
+    time; at 1 s 11 to 13 %, and 1.17 to 1.23 times. One message had 12 to 16 receives. A rate that
+    grows with each success took 12 times the shortest time at 1 s.
     """
     scenario = replace(outage(7200.0), call_seconds=call_seconds, processes=processes)
     for seed in (1, 2):
@@ -66,8 +68,11 @@ def test_two_hours_of_outage_cost_few_calls_and_drain_near_the_limit(
         assert not result.dead_letters
 
 
-def test_all_workers_get_a_share_of_the_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each gets at least half a share, also if one of them has found out first."""
+def test_workers_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All workers get a share of the messages.
+
+    Each gets at least half of an even share, also if one of them finds the outage first.
+    """
     received: Counter[Law] = Counter()
     decide = Law.decide_on_receive
 
@@ -81,11 +86,12 @@ def test_all_workers_get_a_share_of_the_messages(monkeypatch: pytest.MonkeyPatch
     assert min(received.values()) > received.total() / 10 / 2
 
 
-def test_half_a_minute_of_outage_ends_in_little_more_than_the_shortest_time() -> None:
-    """1,500 mails, 30 s, the provider takes 60/s and says Retry-After, two workers of two.
+def test_short_outage() -> None:
+    """After a short outage, the backlog drains in little more than the shortest time.
 
-    13 seeds gave 1.09 to 1.69 times the shortest time (median 1.18). With the policy's own delays
-    for what is refused, and a rate that doubles once a second, they gave 1.21 to 1.69 (1.48).
+    1,500 mails, 30 s, the provider takes 60/s and says Retry-After, two workers of two. 13 seeds
+    gave 1.09 to 1.69 times the shortest time (median 1.18). With the policy's own delays for
+    refused messages, and a rate that doubles once a second, they gave 1.21 to 1.69 (1.48).
     """
     scenario = Scenario(
         outage=30.0,
@@ -110,14 +116,16 @@ def test_half_a_minute_of_outage_ends_in_little_more_than_the_shortest_time() ->
     assert max(ratios) <= 1.75
 
 
-def test_jitter_alone_wastes_calls_and_comes_back_late() -> None:
+def test_jitter_alone() -> None:
+    """Jitter alone wastes 20 times as many calls, and drains late."""
     result = played(outage(3600.0), "full-jitter")
     assert result.count_calls(Reply.FAILED) > 20 * played(outage(3600.0)).count_calls(Reply.FAILED)
     assert result.drain_ratio is not None
     assert result.drain_ratio > 5
 
 
-def test_a_schedule_is_not_recalled() -> None:
+def test_schedule() -> None:
+    """A worker does not recall a message whose policy is a schedule."""
     scenario = replace(outage(900.0), backoff=Schedule([400]))
     result = played(scenario)
     assert result.drain > 200
@@ -125,21 +133,28 @@ def test_a_schedule_is_not_recalled() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["full-jitter", "provider"])
-def test_no_message_is_given_up_unseen(strategy: str) -> None:
-    """As in a worker, which lets it run once more before its ``retry_for`` is over."""
+def test_last_run(strategy: str) -> None:
+    """No message is given up without another run.
+
+    A worker too lets a message run once more before its ``retry_for`` is over.
+    """
     result = played(replace(outage(3600.0, rate=0.3), retry_for=600.0), strategy)
     assert result.count_calls(Reply.FAILED) >= result.dead_letters > 0
 
 
-def test_probes_of_many_workers_do_not_use_up_the_receives_of_few_messages() -> None:
-    """Ten workers probe ten times a minute, and two messages a minute arrive."""
+def test_probes_with_few_messages() -> None:
+    """Probes of many workers do not use up the receives of few messages.
+
+    Ten workers probe ten times a minute, and two messages a minute arrive.
+    """
     quiet = replace(outage(8 * 3600.0, rate=0.03), max_receive_count=50)
     result = played(quiet)
     assert not result.dead_letters
     assert result.find_receives(1) <= 1.1 * played(quiet, "full-jitter").find_receives(1)
 
 
-def test_max_receive_count_moves_messages_to_the_dead_letter_queue() -> None:
+def test_max_receive_count() -> None:
+    """SQS moves messages to the dead-letter queue at ``maxReceiveCount``."""
     scenario = replace(outage(7200.0, rate=0.2), max_receive_count=5)
     result = played(scenario, "full-jitter")
     assert result.dead["the queue's maxReceiveCount is reached"] > 0
@@ -157,8 +172,11 @@ def test_ten_receives(seed: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["full-jitter", "provider"])
-def test_on_the_last_receive_a_message_runs_gate_or_not(strategy: str) -> None:
-    """As a worker lets it: at the next receive SQS would move it."""
+def test_last_receive(strategy: str) -> None:
+    """On its last receive, a message runs even if the gate is open.
+
+    A worker lets it run as well, because SQS would move it at the next receive.
+    """
     result = played(replace(outage(7200.0, rate=0.2), max_receive_count=3), strategy)
     assert set(result.dead) == {"the queue's maxReceiveCount is reached"}
 
@@ -191,7 +209,8 @@ def test_plot(tmp_path: Path) -> None:
         plot(results, "text", tmp_path / "outage.text")
 
 
-def test_the_provider_takes_its_capacity_and_turns_the_rest_away() -> None:
+def test_capacity() -> None:
+    """The simulated provider takes its capacity and turns the rest away."""
     provider = SimulatedProvider(Scenario(outage=0.0, capacity=10.0))
     sent = sum(provider.call(i / 100) is Reply.ANSWERED for i in range(1000))
     assert 100 <= sent <= 111
@@ -200,13 +219,14 @@ def test_the_provider_takes_its_capacity_and_turns_the_rest_away() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"workers": 0}, {"rate": -1.0}, {"capacity": 0.0}, {"call_seconds": 0.0}], ids=str
 )
-def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
+def test_invalid_scenario(wrong: dict[str, float]) -> None:
+    """A scenario refuses invalid values."""
     with pytest.raises(ScenarioError, match="expected"):
         Scenario(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_provider_without_recall_keeps_the_policy() -> None:
-    """Messages wait as long as their policy says, and the provider's gate stays."""
+def test_without_recall() -> None:
+    """A provider without recall keeps its gate, and messages keep the delays of their policy."""
     scenario = replace(
         outage(1800.0), backoff=FullJitter(cap=60), provider=Provider("mail", recall=False)
     )
