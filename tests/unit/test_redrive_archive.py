@@ -22,8 +22,12 @@ def ids_in(path):
     return [letter.id for letter in read_archive(path)]
 
 
-def test_what_a_kill_has_cut_short_does_not_spoil_what_comes_after_it(tmp_path):
-    """Its message was not deleted, and is archived again; the next one's line would be lost."""
+def test_truncated_line(tmp_path):
+    """A line that a kill has cut short does not spoil the next one.
+
+    Its message was not deleted, and is archived again. Otherwise, the next message's line would be
+    lost.
+    """
     path = tmp_path / "a"
     dump(letters("a", "b"), [None, None], path)
     path.write_bytes(path.read_bytes()[:-3])
@@ -31,7 +35,8 @@ def test_what_a_kill_has_cut_short_does_not_spoil_what_comes_after_it(tmp_path):
     assert ids_in(path) == ["a", "c"]
 
 
-def test_a_reader_says_what_is_cut_short(tmp_path):
+def test_reader_of_truncated_line(tmp_path):
+    """A reader of an archive names the line that is cut short."""
     path = tmp_path / "a"
     dump(letters("a", "b"), [None, None], path)
     path.write_bytes(path.read_bytes()[:-3])
@@ -48,8 +53,11 @@ def test_it_is_for_ourselves_alone(tmp_path):
 @pytest.mark.parametrize(
     "open_it", [Archive, lambda path: list(read_archive(path))], ids=["write", "read"]
 )
-def test_a_file_that_is_not_ours_alone_is_refused(tmp_path, monkeypatch, what, open_it):
-    """A planted archive or journal would steer the operator's rights."""
+def test_unsafe_file(tmp_path, monkeypatch, what, open_it):
+    """A redrive refuses an archive or journal that other users can reach.
+
+    A planted archive or journal would misuse the operator's rights.
+    """
     path = tmp_path / "a"
     dump(letters("a"), [None], path)
     if what == "readable for others":
@@ -66,8 +74,11 @@ def test_a_file_that_is_not_ours_alone_is_refused(tmp_path, monkeypatch, what, o
         open_it(path)
 
 
-def test_a_full_disk_does_not_keep_the_run_from_its_report(tmp_path):
-    """Closing a file writes what it could not write before."""
+def test_full_disk(tmp_path):
+    """A full disk does not keep the run from its report.
+
+    Closing a file writes the rest of its buffer.
+    """
     archive_ = Archive(tmp_path / "a")
     archive_._file.write(b'{"MessageId":')
     os.close(archive_._file.fileno())  # so that flushing fails

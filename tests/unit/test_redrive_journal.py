@@ -17,7 +17,8 @@ def opened(path, source=URL):
     return Journal(path, source=source)
 
 
-def test_what_was_in_the_air_is_in_doubt_and_what_was_sent_wants_deleting(tmp_path):
+def test_resume_after_kill(tmp_path):
+    """In-flight sends are in doubt, and confirmed sends only need their delete."""
     with opened(tmp_path / "j") as journal:
         journal.write("sending", ["a", "b", "c", "d"], 7.0)
         journal.write("sent", ["a", "b"])
@@ -28,7 +29,8 @@ def test_what_was_in_the_air_is_in_doubt_and_what_was_sent_wants_deleting(tmp_pa
         assert journal.is_resumed
 
 
-def test_a_run_that_ended_is_followed_by_a_new_one(tmp_path):
+def test_new_run_after_end(tmp_path):
+    """A run after one that ended is a new run, which keeps the doubts of the old one."""
     with opened(tmp_path / "j") as journal:
         journal.write("sending", ["a"], 7.0)
         journal.write("ended", [])
@@ -37,7 +39,8 @@ def test_a_run_that_ended_is_followed_by_a_new_one(tmp_path):
         assert journal.past == {"a": 7.0}
 
 
-def test_lines_are_on_the_disk_when_the_call_returns(tmp_path, monkeypatch):
+def test_lines_are_synced(tmp_path, monkeypatch):
+    """Each line is on the disk when the call returns."""
     synced = []
     with opened(tmp_path / "j") as journal:
         monkeypatch.setattr(
@@ -49,7 +52,8 @@ def test_lines_are_on_the_disk_when_the_call_returns(tmp_path, monkeypatch):
 
 
 @given(cut=st.integers(0, 400))
-def test_a_journal_cut_anywhere_never_forgets_what_was_on_the_disk(tmp_path_factory, cut):
+def test_truncated_journal(tmp_path_factory, cut):
+    """A journal cut at any byte keeps every whole line, and can be continued."""
     path = tmp_path_factory.mktemp("journal") / "j"
     with opened(path) as journal:
         for n in range(5):
@@ -73,7 +77,8 @@ def test_a_journal_cut_anywhere_never_forgets_what_was_on_the_disk(tmp_path_fact
         assert "new" in journal.past
 
 
-def test_a_journal_of_another_queue_is_refused(tmp_path):
+def test_journal_of_other_queue(tmp_path):
+    """A redrive refuses the journal of another queue."""
     with opened(tmp_path / "j"):
         pass
     with pytest.raises(RedriveRefused, match=r"is of http://sqs/1/dlq, not of http://other"):
@@ -81,11 +86,14 @@ def test_a_journal_of_another_queue_is_refused(tmp_path):
 
 
 def test_a_journal_in_use_is_refused(tmp_path):
+    """A redrive refuses a journal that another run uses."""
     with opened(tmp_path / "j"), pytest.raises(RedriveRefused, match="in use"):
         opened(tmp_path / "j")
 
 
-def test_a_disk_that_locks_nothing_is_not_taken_for_another_run(tmp_path, monkeypatch):
+def test_no_locks(tmp_path, monkeypatch):
+    """A redrive does not take a disk without locks for another run."""
+
     def flock(file, operation):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -97,7 +105,8 @@ def test_a_disk_that_locks_nothing_is_not_taken_for_another_run(tmp_path, monkey
 @pytest.mark.parametrize(
     "text", ["dear diary\n", "dear diary", '{"name":"one line, no line end"}', "\n", "{}\n"]
 )
-def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path, text):
+def test_not_a_journal(tmp_path, text):
+    """A redrive refuses a file that is not a journal, and leaves it alone."""
     (tmp_path / "j").write_text(text)
     (tmp_path / "j").chmod(0o600)
     with pytest.raises(RedriveRefused, match="not a redrive journal"):
@@ -120,6 +129,7 @@ def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path, text):
     ],
 )
 def test_a_damaged_line_is_named(tmp_path, line):
+    """A redrive names the damaged line of a journal."""
     with opened(tmp_path / "j"):
         pass
     with (tmp_path / "j").open("a") as file:
@@ -128,12 +138,15 @@ def test_a_damaged_line_is_named(tmp_path, line):
         opened(tmp_path / "j")
 
 
-def test_a_journal_that_cannot_be_written_is_refused(tmp_path):
+def test_unwritable_journal(tmp_path):
+    """A redrive refuses a journal that it cannot write."""
     with pytest.raises(RedriveRefused, match=r"Cannot open journal .*: No such file or directory"):
         opened(tmp_path / "no-such-directory" / "j")
 
 
-def test_a_disk_that_is_full_from_the_start_is_a_refusal_that_names_the_file(tmp_path, monkeypatch):
+def test_full_disk(tmp_path, monkeypatch):
+    """On a full disk, a redrive refuses to start and names the file."""
+
     def fsync(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

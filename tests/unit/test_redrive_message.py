@@ -80,18 +80,21 @@ def replays(attributes):
     return json.loads(attributes[REPLAY_ATTRIBUTE]["StringValue"])
 
 
-def test_body_and_attributes_of_all_types_are_kept():
+def test_body_and_attributes():
+    """A replay keeps the body and attributes of all types."""
     sent = entry(dead(OWN))
     assert sent["MessageBody"] == body()
     kept = {k: v for k, v in sent["MessageAttributes"].items() if k != REPLAY_ATTRIBUTE}
     assert kept == OWN
 
 
-def test_the_record_of_the_life_that_ended_does_not_travel():
+def test_record_is_removed():
+    """A replay does not carry the dead-letter record of the attempt before."""
     assert ATTRIBUTE_NAME not in entry(dead(OWN))["MessageAttributes"]
 
 
-def test_the_replay_counter_survives_the_next_dead_lettering():
+def test_replay_counter():
+    """The replay counter survives the next dead-lettering by a worker."""
     attributes = OWN
     for number in (1, 2, 3):
         sent = entry(dead(attributes))["MessageAttributes"]
@@ -100,14 +103,18 @@ def test_the_replay_counter_survives_the_next_dead_lettering():
     assert dead(attributes).replays == 3
 
 
-def test_the_replay_counter_survives_sqs_moving_the_message_itself():
+def test_replay_counter_after_sqs_move():
+    """The replay counter survives when SQS moves the message itself."""
     sent = entry(letter(OWN))["MessageAttributes"]
     assert letter(sent).replays == 1
 
 
 @pytest.mark.parametrize("text", [None, "hello"], ids=["celery", "other"])
-def test_ten_attributes_come_back_whole_and_uncounted(text):
-    """SQS takes ten."""
+def test_ten_attributes(text):
+    """A message with ten attributes comes back whole and without a counter.
+
+    SQS takes ten attributes.
+    """
     sent = entry(letter(TEN, text=text))
     assert (sent["MessageBody"], sent["MessageAttributes"]) == (text or body(), TEN)
 
@@ -125,18 +132,23 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("text", NONSENSE.values(), ids=NONSENSE)
-def test_a_counter_that_is_nonsense_counts_nothing(text):
+def test_invalid_counter(text):
+    """An invalid replay counter counts as zero."""
     attribute = {"DataType": "String", "StringValue": text}
     assert letter({REPLAY_ATTRIBUTE: attribute}).replays == 0
 
 
-def test_the_trace_header_is_sent_back():
+def test_trace_header():
+    """A replay keeps the trace header."""
     sent = entry(letter(AWSTraceHeader="Root=1-2-3"))
     assert sent["MessageSystemAttributes"]["AWSTraceHeader"]["StringValue"] == "Root=1-2-3"
 
 
-def test_an_expired_task_gets_as_long_again_as_it_had():
-    """Sent at 1970-01-01 00:00:10, expired two hours later."""
+def test_extend_expired():
+    """With ``extend``, an expired task gets its original lifetime again.
+
+    It was sent at 1970-01-01 00:00:10, and expired two hours later.
+    """
     found = letter(text=body(expires="1970-01-01T02:00:10+00:00"), SentTimestamp="10000")
     assert found.is_expired(7_210.0)
     assert not found.is_expired(7_209.0)
@@ -145,8 +157,11 @@ def test_an_expired_task_gets_as_long_again_as_it_had():
     assert entry(found, now=50_000.0)["MessageBody"] == found.body
 
 
-def test_the_age_of_a_task_that_a_worker_gave_up_counts_from_its_first_life():
-    """Given up after 36 h of retries it was "under 1 h" old, and ``--newer 1h`` sent it."""
+def test_age_of_given_up_task():
+    """The age of a task that a worker gave up counts from its first receive.
+
+    Given up after 36 h of retries it was "under 1 h" old, and ``--newer 1h`` sent it.
+    """
     attributes = dead({}, first_received_at=1_000.0).message["MessageAttributes"]
     given_up = letter(attributes, SentTimestamp="130600000")
     now = 130_700.0
@@ -157,8 +172,11 @@ def test_the_age_of_a_task_that_a_worker_gave_up_counts_from_its_first_life():
     assert RedriveOptions(newer="1h").matches(moved, now)  # by SQS: its record is nobody's
 
 
-def test_an_expired_task_that_a_worker_gave_up_gets_as_long_again_as_it_had_at_first():
-    """Two days at first, of which a worker tried for the first one and a half."""
+def test_extend_given_up():
+    """With ``extend``, an expired task that a worker gave up gets its first lifetime again.
+
+    It had two days at first, of which a worker tried for the first one and a half.
+    """
     text = body(expires="1970-01-03T00:00:10+00:00")
     attributes = dead({}, first_received_at=10.0).message["MessageAttributes"]
     found = letter(attributes, text=text, SentTimestamp="129610000")
@@ -167,8 +185,11 @@ def test_an_expired_task_that_a_worker_gave_up_gets_as_long_again_as_it_had_at_f
 
 
 @pytest.mark.parametrize("first_received_at", [-1e308, 0.0, 1e308])
-def test_a_forged_first_receive_makes_a_message_two_weeks_older_at_most(first_received_at):
-    """It had an age of 311 characters, matched any ``--older``, and could not be extended."""
+def test_forged_first_receive(first_received_at):
+    """A forged first receive makes a message at most two weeks older.
+
+    It had an age of 311 characters, matched any ``--older``, and could not be extended.
+    """
     sent_at, now = 1_700_000_000, 1_700_000_600.0
     attributes = dead({}, first_received_at=first_received_at).message["MessageAttributes"]
     text = body(expires="2023-11-14T22:13:30+00:00")  # ten seconds after it was sent
@@ -182,7 +203,8 @@ def test_a_forged_first_receive_makes_a_message_two_weeks_older_at_most(first_re
     assert entry(unknown, now=now, extend=True)
 
 
-def test_a_parked_message_waits_for_what_is_left_of_its_backoff():
+def test_parked():
+    """A parked message waits for the rest of its backoff."""
     assert dead({}, due_at=160.0, reason="parked").due_in(100.0) == 60
     assert dead({}, due_at=160.0, reason="parked").due_in(200.0) == 0
     assert letter().due_in(0.0) == 0
@@ -209,7 +231,8 @@ def test_a_parked_message_waits_for_what_is_left_of_its_backoff():
         ({"older": "1h"}, False),  # no SentTimestamp
     ],
 )
-def test_what_is_selected(selection, matches):
+def test_selection(selection, matches):
+    """Every option of a selection must match the message."""
     assert RedriveOptions(**selection).matches(dead({}), 100.0) is matches
 
 
@@ -223,12 +246,14 @@ def test_what_is_selected(selection, matches):
         ({"older": "1h", "newer": "3h"}, True),
     ],
 )
-def test_age_is_counted_from_the_first_send(selection, matches):
+def test_age(selection, matches):
+    """``older`` and ``newer`` count from the time when the message was sent."""
     assert RedriveOptions(**selection).matches(letter(SentTimestamp="0"), 7_200.0) is matches
 
 
 @pytest.mark.parametrize(("ids", "error"), [([], ValueError), ("42", TypeError)])
-def test_no_id_at_all_is_not_all_letters(ids, error):
+def test_no_ids(ids, error):
+    """An empty list of ids is an error, and does not select all messages."""
     with pytest.raises(error, match="ids"):
         RedriveOptions(ids=ids)
 
@@ -242,28 +267,36 @@ def sized(id_, size, group=None):
     return found, {"MessageBody": found.body}
 
 
-def test_batches_hold_ten_entries_at_most():
+def test_batches_of_ten():
+    """A batch holds at most ten entries."""
     found = list(batches([sized(str(i), 1) for i in range(25)], size=10))
     assert [len(batch) for batch in found] == [10, 10, 5]
 
 
-def test_batches_hold_one_mebibyte_at_most():
-    """Ten messages of 256 KiB are not one call (the error that other tools end with)."""
+def test_batches_of_one_mebibyte():
+    """A batch holds at most one MiB.
+
+    Ten messages of 256 KiB do not fit in one call. Other tools end with an error here.
+    """
     found = list(batches([sized(str(i), 256 * 1024) for i in range(10)], size=10))
     assert [len(batch) for batch in found] == [4, 4, 2]
     full = list(batches([sized("1", MAX_MESSAGE_BYTES), sized("2", 1)], size=10))
     assert [len(batch) for batch in full] == [1, 1]
 
 
-def test_a_message_of_the_full_mebibyte_is_replayed_uncounted():
+def test_full_size_message():
+    """A message of one MiB is replayed without a counter."""
     text = "b" * (MAX_MESSAGE_BYTES - 10)
     sent = entry(letter(text=text))
     assert entry_bytes(sent) <= MAX_MESSAGE_BYTES
     assert sent["MessageBody"] == text
 
 
-def test_a_record_is_ignored_where_sqs_itself_moved_the_message():
-    """Then the sender has put it there, to be believed."""
+def test_record_of_sender():
+    """A redrive ignores a record on a message that SQS itself moved.
+
+    Then the sender wrote the record, so that a redrive believes it.
+    """
     forged = json.dumps({"reason": "parked", "outcome": "RETRYABLE", "due_at": 9e99, "origin": "x"})
     found = letter(
         {ATTRIBUTE_NAME: {"DataType": "String", "StringValue": forged}},
@@ -282,7 +315,8 @@ def test_a_record_is_ignored_where_sqs_itself_moved_the_message():
     st.text(max_size=200),
     st.dictionaries(st.sampled_from(["SentTimestamp", "MessageGroupId"]), st.text(max_size=9)),
 )
-def test_reading_a_message_never_raises(attributes, text, system):
+def test_reading_never_raises(attributes, text, system):
+    """Reading a message never raises, whatever it contains."""
     found = letter(attributes, text=text, **system)
     assert RedriveOptions(task="*").matches(found, 0.0) in (True, False)
     if found.unreadable is None:

@@ -14,7 +14,8 @@ from celery_sqs_backoff.commands.redrive import sqs_redrive
 
 
 @pytest.mark.parametrize("command", [sqs_redrive, sqs_peek], ids=lambda command: command.name)
-def test_a_file_of_ids_that_is_not_text_is_refused_with_a_last_event(command, tmp_path):
+def test_ids_not_text(command, tmp_path):
+    """The commands refuse a file of ids that is not text, and end with a last event."""
     file = tmp_path / "ids"
     file.write_bytes(b"\xff\xfe\x00a\n")
     celery = CLIContext(app=Celery(), no_color=True, workdir=None, quiet=False)
@@ -23,15 +24,19 @@ def test_a_file_of_ids_that_is_not_text_is_refused_with_a_last_event(command, tm
     assert json.loads(found.output.splitlines()[0])["ended"] == "refused"
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_id(tmp_path):
+def test_byte_order_mark(tmp_path):
+    """A byte order mark is not part of the first id."""
     (tmp_path / "ids").write_bytes(b"\xef\xbb\xbfa\nb\n")
     assert ids_of(["c"], tmp_path / "ids") == ["c", "a", "b"]
 
 
 @pytest.mark.parametrize("option", ["--task", "--reason", "--error", "--from"])
 @pytest.mark.parametrize("command", [sqs_redrive, sqs_peek], ids=lambda command: command.name)
-def test_a_selection_by_nothing_is_refused(command, option):
-    """``--task "$TASK"``, where it is not set: nothing matched, and the exit code was 0."""
+def test_empty_selection(command, option):
+    """The commands refuse an empty selection.
+
+    With ``--task "$TASK"`` and no such variable, no message matched, and the exit code was 0.
+    """
     celery = CLIContext(app=Celery(), no_color=True, workdir=None, quiet=False)
     found = CliRunner().invoke(command, ["q", option, ""], obj=celery)
     assert (found.exit_code, "leave it out" in found.output) == (USAGE, True)

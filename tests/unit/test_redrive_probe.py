@@ -33,11 +33,13 @@ def test_without_a_probe_the_gate_is_open():
         (failing, "the probe failed: RuntimeError"),
     ],
 )
-def test_a_probe_says_no_by_false_or_by_raising(probe, why):
+def test_probe_result(probe, why):
+    """A probe closes the gate by returning False or by raising."""
     assert Bench(probe).gate.why_closed() == why
 
 
-def test_the_third_failure_of_a_probe_in_a_row_stops():
+def test_third_failure_in_a_row():
+    """The third failure of a probe in a row stops the redrive."""
     bench = Bench(failing)
     bench.gate.watch(0.0)
     bench.gate.watch(1.0)  # not asked again so soon
@@ -47,7 +49,8 @@ def test_the_third_failure_of_a_probe_in_a_row_stops():
     assert bench.halt.detail == "the probe failed: RuntimeError (3 times in a row)"
 
 
-def test_a_good_answer_between_two_bad_ones_starts_the_count_again():
+def test_success_resets_count():
+    """A success between failures of the probe starts the count again."""
     answers = iter([False, False, True, False, False])
     bench = Bench(lambda: next(answers))
     for now in range(0, 25, 5):
@@ -57,7 +60,10 @@ def test_a_good_answer_between_two_bad_ones_starts_the_count_again():
 
 @pytest.mark.parametrize(("status", "closed"), [(204, False), (503, True), (302, True)])
 def test_a_url_is_asked_for_2xx(status, closed):
-    """A redirect leads to a login page, which is well."""
+    """The probe of a URL succeeds with a 2xx status only.
+
+    A redirect leads to a login page, which answers with 200.
+    """
     answers = {"/login": answer(200)}
     with http_faults() as server:
         server.behave = lambda handler: answers.get(
@@ -67,8 +73,11 @@ def test_a_url_is_asked_for_2xx(status, closed):
         assert (Bench(probe).gate.why_closed() is not None) is closed
 
 
-def test_a_probe_that_hangs_says_no(monkeypatch):
-    """It keeps neither the thread that renews what is held from that, nor the run from ending."""
+def test_probe_hangs(monkeypatch):
+    """A probe that hangs closes the gate.
+
+    It neither blocks the thread that renews holds, nor keeps the run from ending.
+    """
     monkeypatch.setattr(probe_module, "_PROBE_TIMEOUT_SECONDS", 0.01)
     let_go = threading.Event()
     try:
@@ -77,13 +86,17 @@ def test_a_probe_that_hangs_says_no(monkeypatch):
         let_go.set()
 
 
-def test_a_probe_without_a_thread_left_says_no(monkeypatch):
-    """Asked here, it could hold the redrive up for good."""
+def test_no_thread_for_probe(monkeypatch):
+    """A probe without a thread closes the gate.
+
+    Called in the redrive's own thread, it could hold the redrive up for good.
+    """
     monkeypatch.setattr(probe_module, "call_in_time", lambda call, seconds: None)
     assert Bench(lambda: True).gate.why_closed() == "the probe was not called: no thread is left"
 
 
-def test_a_callable_is_found_by_its_name():
+def test_callable_by_name():
+    """The user names a callable probe by its module and name."""
     assert parse_probe("tests.unit.test_redrive_probe:failing").__name__ == "failing"
 
 
@@ -93,7 +106,8 @@ def test_other_probes_are_refused(text):
         parse_probe(text)
 
 
-def test_a_probe_whose_module_raises_is_refused(tmp_path, monkeypatch):
+def test_module_raises(tmp_path, monkeypatch):
+    """A probe whose module raises is refused."""
     (tmp_path / "probe_without_settings.py").write_text("raise RuntimeError('not configured')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match="cannot be imported"):

@@ -33,7 +33,8 @@ def world(tmp_path):
 
 @pytest.mark.parametrize("fifo", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_each_message_is_put_back_once_whenever_it_is_killed(tmp_path, seed, fifo):
+def test_restore_after_kills(tmp_path, seed, fifo):
+    """A restore puts each message back once, whenever it is killed."""
     world, rng = World(tmp_path, fifo=fifo), random.Random(seed)
     group = {"MessageGroupId": "g", "MessageDeduplicationId": "d"} if fifo else {}
     bodies = archived(world, tmp_path / "a", 1 if fifo else 25, **group)
@@ -50,7 +51,8 @@ def test_each_message_is_put_back_once_whenever_it_is_killed(tmp_path, seed, fif
 
 
 @pytest.mark.parametrize("arrives", [False, True])
-def test_a_message_whose_answer_is_lost_is_looked_for(world, tmp_path, arrives):
+def test_lost_response(world, tmp_path, arrives):
+    """A restore looks on the queue for a message whose response was lost."""
     bodies = archived(world, tmp_path / "a", 12)
     world.sqs.faults.append(Fault(SEND, ReadTimeoutError(endpoint_url="x"), after=arrives))
     report = world.restore(tmp_path / "a")
@@ -58,8 +60,11 @@ def test_a_message_whose_answer_is_lost_is_looked_for(world, tmp_path, arrives):
     assert world.bodies(world.source) == Counter(bodies)
 
 
-def test_what_cannot_be_looked_for_stays_in_doubt(world, tmp_path):
-    """Somebody else hides a message of the queue: it may be the one."""
+def test_doubt_remains(world, tmp_path):
+    """A message that a restore cannot look for stays in doubt.
+
+    Another consumer hides a message of the queue, and it may be this message.
+    """
     archived(world, tmp_path / "a", 12)
     world.fill("other")
     world.sqs.receive_message(QueueUrl=world.source.url, VisibilityTimeout=600)
@@ -70,7 +75,8 @@ def test_what_cannot_be_looked_for_stays_in_doubt(world, tmp_path):
     assert world.restore(tmp_path / "a", include_unknown=True).sent == 10
 
 
-def test_a_message_keeps_its_attributes_and_its_record(world, tmp_path):
+def test_attributes_and_record(world, tmp_path):
+    """A restored message keeps its attributes and its record."""
     own = {
         "raw": {"DataType": "Binary", "BinaryValue": b"\0\xff"},
         ATTRIBUTE_NAME: {"DataType": "String", "StringValue": '{"outcome":"UNKNOWN"}'},
@@ -86,7 +92,8 @@ def test_a_message_keeps_its_attributes_and_its_record(world, tmp_path):
     assert message.attributes.keys() == {"raw", "celery-sqs-backoff-replay"}
 
 
-def test_a_message_that_stands_twice_is_put_back_once(world, tmp_path):
+def test_duplicate_lines(world, tmp_path):
+    """A restore puts a message that is in the archive twice back once."""
     archived(world, tmp_path / "a", 3)
     text = (tmp_path / "a").read_text()
     (tmp_path / "a").write_text(text + text)
@@ -94,7 +101,8 @@ def test_a_message_that_stands_twice_is_put_back_once(world, tmp_path):
     assert world.restore(tmp_path / "a").sent == 0
 
 
-def test_an_archive_of_another_queue_is_refused(world, tmp_path):
+def test_archive_of_other_queue(world, tmp_path):
+    """A restore refuses the archive of another queue."""
     archived(world, tmp_path / "a", 3)
     text = (tmp_path / "a").read_text().replace(":mail-dlq", ":sms-dlq")
     (tmp_path / "a").write_text(text)
@@ -102,7 +110,8 @@ def test_an_archive_of_another_queue_is_refused(world, tmp_path):
         world.restore(tmp_path / "a")
 
 
-def test_a_queue_that_takes_nothing_ends_it(world, tmp_path):
+def test_queue_denies_sends(world, tmp_path):
+    """A restore ends when the queue denies sends, and the next one continues it."""
     archived(world, tmp_path / "a", 30)
     world.sqs.faults.append(Fault(SEND, "AccessDenied"))
     report = world.restore(tmp_path / "a")

@@ -42,11 +42,13 @@ def route(*sources, to=None):
     ],
     ids=["sqs", "sqs-and-record", "record-arn", "record-url"],
 )
-def test_a_message_goes_back_to_the_listed_queue_it_names(found, name):
+def test_goes_to_named_source(found, name):
+    """A message goes back to the listed queue that it names."""
     assert route("a", "b").destination(found).url == f"{BASE}/{name}"
 
 
-def test_a_message_that_names_none_goes_to_the_only_source():
+def test_goes_to_only_source():
+    """A message that names no queue goes to the only source."""
     assert route("main").destination(message()).name == "main"
 
 
@@ -64,20 +66,25 @@ def test_a_message_that_names_none_goes_to_the_only_source():
     ],
 )
 @pytest.mark.parametrize("how", ["origin", "moved_from"])
-def test_a_message_does_not_choose_its_destination(origin, how):
-    """Whoever can write to a dead-letter queue must not reach other queues through it."""
+def test_forged_destination(origin, how):
+    """A message does not choose its own destination.
+
+    A sender with access to the dead-letter queue must not reach other queues through it.
+    """
     found = route("main", "other").destination(message(**{how: origin}))
     assert "give a destination" in found
     assert ".." not in found
     assert "evil" not in found
 
 
-def test_what_is_unknown_says_between_which_queues_to_choose():
+def test_unknown_destination():
+    """The error names the queues to choose from when a destination is unknown."""
     assert route().destination(message()) == "no destination is known: give one (to)"
     assert "any of mail, sms" in route("mail", "sms").destination(message())
 
 
-def test_a_destination_that_is_given_beats_all():
+def test_given_destination():
+    """A destination given by the user comes before all others."""
     found = message(moved_from=f"{ARN}a", origin=f"{ARN}b")
     assert route("a", to="main").destination(found).name == "main"
 
@@ -87,7 +94,8 @@ def test_a_destination_that_is_given_beats_all():
     ["", "mail", f"{ARN}", f"{ARN}a/b", f"{ARN}a\n", f" {ARN}a", "arn:aws:sns:eu-west-1:1:a", None,
      f"{ARN}{'a' * 81}", f"{ARN}a.fifo.fifo"],
 )  # fmt: skip
-def test_what_is_not_the_arn_of_a_queue_is_refused(text):
+def test_invalid_arn(text):
+    """A text that is not the ARN of a queue is refused."""
     with pytest.raises(ValueError, match="expected the ARN of a queue"):
         QueueArn.parse(text)
 
@@ -102,5 +110,6 @@ def test_an_arn_is_read_whole():
 
 
 @pytest.mark.parametrize("name", ["a" * 81, "a b", "../a", "", "a.fif", "a\n"])
-def test_what_cannot_be_the_name_of_a_queue(name):
+def test_invalid_queue_name(name):
+    """A text that cannot be the name of a queue is recognised."""
     assert not is_queue_name(name)

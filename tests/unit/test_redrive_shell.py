@@ -24,8 +24,11 @@ NAME = "задача.日本"
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
-def test_a_name_that_the_terminal_cannot_show_is_escaped(encoding, monkeypatch):
-    """A message whose task has such a name must not end a look at the others."""
+def test_escaped_name(encoding, monkeypatch):
+    """The commands escape a name that the terminal cannot show.
+
+    A message whose task has such a name must not stop a look at the others.
+    """
     fact = MessageFacts(
         "1", NAME, None, 0.0, None, None, NAME, None, 0, False, None, "send", ""
     )  # fmt: skip
@@ -38,8 +41,11 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped(encoding, monkeypatch):
     assert written.getvalue().count(NAME.encode("ascii", "backslashreplace")) == 3
 
 
-def test_a_user_without_a_home_has_no_journal_and_is_told(tmp_path, monkeypatch, capsys):
-    """A container that runs with the id of nobody."""
+def test_user_without_home(tmp_path, monkeypatch, capsys):
+    """A user without a home has no journal, and gets a message about it.
+
+    One case is a container that runs with the id of ``nobody``.
+    """
 
     def unknown(uid):
         raise KeyError(uid)
@@ -53,8 +59,11 @@ def test_a_user_without_a_home_has_no_journal_and_is_told(tmp_path, monkeypatch,
     assert not os.listdir(tmp_path)
 
 
-def test_a_journal_on_a_disk_that_has_become_read_only_is_not_passed_over(tmp_path, monkeypatch):
-    """It may say what a killed run has sent: a run without it sends that again."""
+def test_read_only_journal(tmp_path, monkeypatch):
+    """A redrive does not pass over a journal on a disk that has become read-only.
+
+    It may list messages that a killed run has sent, and a run without it sends them again.
+    """
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     directory = journal_directory()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
@@ -63,8 +72,11 @@ def test_a_journal_on_a_disk_that_has_become_read_only_is_not_passed_over(tmp_pa
     assert journal_directory() == directory
 
 
-def test_the_end_says_that_messages_have_expired_and_stay():
-    """Unattended, nothing else says why it was "0 of 6 sent"."""
+def test_end_with_expired():
+    """The closing lines say that messages have expired and stay.
+
+    In an unattended run, no other line explains "0 of 6 sent".
+    """
     report = RedriveReport(skipped=6, unknown=4, looked_at=6)
     found = " ".join(closing(report, queue="q", options={}, journal=None))
     assert "2 have expired and stay" in found
@@ -73,15 +85,19 @@ def test_the_end_says_that_messages_have_expired_and_stay():
     assert "expired" not in " ".join(selected)  # or were not selected
 
 
-def test_the_end_tells_what_was_deleted_unsent_from_what_was_sent():
-    """It was "70 of 70 sent."."""
+def test_end_of_delete():
+    """The closing lines tell messages deleted unsent from sent ones.
+
+    They said "70 of 70 sent.".
+    """
     report = RedriveReport(dropped=20, deleted=20, failed=1, looked_at=21)
     found = closing(report, queue="q", options={"delete": True}, journal=None)
     assert found[0] == "20 of 21 deleted unsent."
     assert found[1].startswith("1 could not be deleted and stay")
 
 
-def test_the_end_of_a_restore_counts_what_is_on_the_queue_again():
+def test_end_of_restore():
+    """The closing lines of a restore count the messages that are on the queue again."""
     report = RedriveReport(sent=3, in_doubt=1, looked_at=9)
     found = closing(report, queue="q", options={"restore": "a"}, journal="a.restored")
     assert found[0] == "3 of 9 put back on q."
@@ -90,8 +106,11 @@ def test_the_end_of_a_restore_counts_what_is_on_the_queue_again():
 
 
 @pytest.mark.parametrize("selected", [{}, {"task": "a"}])
-def test_the_end_of_a_resumed_run_says_what_had_been_sent_before(selected):
-    """It was "0 of 40 sent. No message matched.", with exit code 0."""
+def test_end_of_resumed_run(selected):
+    """The closing lines of a resumed run count the messages that an earlier run had sent.
+
+    They said "0 of 40 sent. No message matched.", with exit code 0.
+    """
     report = RedriveReport(deleted=40, looked_at=40)
     found = closing(report, queue="q", options=selected, journal="j")
     counted = "0 sent, 40 looked at." if selected else "0 of 40 sent."
@@ -100,8 +119,11 @@ def test_the_end_of_a_resumed_run_says_what_had_been_sent_before(selected):
 
 
 @pytest.mark.parametrize(("resend", "said"), [(False, "sent already;"), (True, "sent twice;")])
-def test_the_end_counts_what_is_in_doubt_and_all_of_its_ids_are_above(resend, said):
-    """Ten were named, of a hundred and sixty."""
+def test_end_with_doubt(resend, said):
+    """The closing lines count the messages in doubt, and the lines above name all of their ids.
+
+    They named ten of a hundred and sixty.
+    """
     report = RedriveReport(in_doubt=160, looked_at=160)
     found = closing(report, queue="q", options={"include_unknown": resend}, journal=None)
     assert found[1].startswith(f"160 may have been {said} their ids are above")
@@ -122,7 +144,8 @@ def test_the_end_counts_what_is_in_doubt_and_all_of_its_ids_are_above(resend, sa
         ({"sent": 1, "not_deleted": 1}, {}, "sqs-redrive q ..., which continues from j"),
     ],
 )
-def test_the_end_names_one_command_to_type_next(report, options, command):
+def test_end_names_next_command(report, options, command):
+    """The closing lines name one command to type next."""
     found = closing(
         RedriveReport(looked_at=2, **report),
         queue="q",
@@ -143,8 +166,11 @@ def test_the_end_names_one_command_to_type_next(report, options, command):
         ({"remaining": 90}, {"restore": "a"}, False),
     ],
 )
-def test_the_end_counts_the_messages_that_are_there_after_all_were_sent(report, options, is_said):
-    """90 poison messages were "90 of 90 sent.", and back within two seconds."""
+def test_end_with_remaining(report, options, is_said):
+    """The closing lines count the messages that are on the queue after all were sent.
+
+    90 poison messages were "90 of 90 sent.", and back within two seconds.
+    """
     report = RedriveReport(sent=90, deleted=90, looked_at=90, **report)
     found = closing(report, queue="q", options=options, journal=None)
     assert ("90 are on the queue now: look with sqs-peek q --messages" in found) is is_said
@@ -165,8 +191,11 @@ def lines(result):
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError])
-def test_an_error_of_the_engine_after_a_send_is_no_refusal(run, monkeypatch, error):
-    """Its exit code said that nothing was sent."""
+def test_engine_error_after_send(run, monkeypatch, error):
+    """An error of the engine after a send does not end with the exit code of a refusal.
+
+    That exit code said that nothing was sent.
+    """
 
     def redrive(app, queue, *, on_event, **options):
         on_event(Finished(RedriveReport(sent=7, ended=Ended.FAILED), "failed", "ValueError"))
@@ -179,8 +208,11 @@ def test_an_error_of_the_engine_after_a_send_is_no_refusal(run, monkeypatch, err
     assert "sent 7" in run("--yes").stdout
 
 
-def test_a_stdin_that_is_closed_is_no_terminal(run, monkeypatch):
-    """As some supervisors start a process: it ended with a traceback."""
+def test_closed_stdin(run, monkeypatch):
+    """The commands treat a closed stdin as no terminal.
+
+    Some supervisors start a process so, and it ended with a traceback.
+    """
 
     plan = Plan("dlq", 1, looked_at=1, matching=1)
     monkeypatch.setattr(redrive_shell, "peek", lambda *args, **options: plan)
@@ -209,7 +241,8 @@ def test_a_stdin_that_is_closed_is_no_terminal(run, monkeypatch):
     ],
     ids=["all", "none", "too late"],
 )  # fmt: skip
-def test_a_dry_run_as_json_ends_with_a_last_event_too(run, monkeypatch, options, plan, code, ended):
+def test_dry_run_as_json(run, monkeypatch, options, plan, code, ended):
+    """A dry run as JSON also ends with a last event."""
     monkeypatch.setattr(redrive_shell, "peek", lambda *args, **options: plan)
     result = run("--dry-run", "--json", *options)
     assert result.exit_code == code
@@ -226,7 +259,8 @@ def test_a_dry_run_as_json_ends_with_a_last_event_too(run, monkeypatch, options,
     ids=["all", "a sample"],
 )
 @pytest.mark.parametrize("command", ["sqs-peek", "sqs-redrive"])
-def test_a_look_at_some_does_not_speak_of_all(run, monkeypatch, command, plan, said):
+def test_sample_without_match(run, monkeypatch, command, plan, said):
+    """A look at a sample does not speak of all messages."""
     monkeypatch.setattr(redrive_shell, "peek", lambda *args, **options: plan)
     options = ["--dry-run"] if command == "sqs-redrive" else []
     code = exit_codes.NOTHING_MATCHED if options else exit_codes.FOUND
