@@ -63,7 +63,10 @@ def assert_ended(result, code, words):
 
 @pytest.mark.parametrize("name", ALL)
 def test_no_app(run, name, monkeypatch):
-    """Celery makes one up, on a RabbitMQ of this machine."""
+    """Without an app, every command ends with an error that names ``-A``.
+
+    Celery makes an app up, on a RabbitMQ of this machine.
+    """
     monkeypatch.setattr("celery._state.default_app", None)
     monkeypatch.setattr("celery._state._tls", type("Local", (), {"current_app": None})())
     assert current_app.main == "default"
@@ -71,25 +74,33 @@ def test_no_app(run, name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ASK_SQS)
-def test_a_broker_that_is_not_sqs(run, name):
+def test_other_broker(run, name):
+    """A command that needs SQS refuses another broker."""
     app = app_on(f"redis://:{SECRET}@127.0.0.1:1/0")
     assert_ended(run(name, *ASK_SQS[name], app=app), USAGE, "broker is redis, not SQS")
 
 
 @pytest.mark.parametrize("name", ["sqs-status", "sqs-doctor"])
-def test_an_sqs_that_is_not_reached(run, name):
-    """The other two try for 20 s; ``test_redrive_command`` has them."""
+def test_unreachable(run, name):
+    """A command that cannot reach SQS ends with an error about the network.
+
+    The other two commands try for 20 s; ``test_redrive_command`` has them.
+    """
     app = app_on(f"sqs://key:{SECRET}@127.0.0.1:1//")
     assert_ended(run(name, *ASK_SQS[name], app=app), UNREACHABLE, "Check the network")
 
 
 @pytest.mark.parametrize("name", ASK_SQS)
 def test_no_credentials(run, name):
+    """Without credentials, a command ends with an error that names ``AWS_PROFILE``."""
     assert_ended(run(name, *ASK_SQS[name], app=app_on("sqs://")), UNREACHABLE, "AWS_PROFILE")
 
 
-def test_a_queue_that_is_not_there(run):
-    """For sqs-doctor it is a finding."""
+def test_missing_queue(run):
+    """``sqs-status`` refuses a queue that does not exist.
+
+    ``sqs-doctor`` reports it as a finding.
+    """
     app = app_on(
         f"sqs://key:{SECRET}@127.0.0.1:1//",
         predefined_queues={"sms": {"url": "http://127.0.0.1:1/1/sms"}},
@@ -99,6 +110,8 @@ def test_a_queue_that_is_not_there(run):
 
 @pytest.mark.parametrize("name", ALL)
 def test_ctrl_c(run, name, monkeypatch):
+    """Ctrl-C ends every command with its own exit code and one line."""
+
     def interrupt(*args, **options):
         try:
             raise OSError("a call that was under way")
@@ -112,8 +125,11 @@ def test_ctrl_c(run, name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_help_lists_the_exit_codes_of_the_table(run, name):
-    """In one form, by number: a script's author reads what each means."""
+def test_help_lists_exit_codes(run, name):
+    """The help of each command lists its exit codes by number, with their meanings.
+
+    The author of a script reads there what each code means.
+    """
     text = " ".join(run(name, "--help").output.split())
     [codes] = re.findall(r"Exit codes: (.*?)\.(?: Examples:|$)", text)
     told = {int(code): meaning for code, meaning in re.findall(r"(\d+) (.*?)(?:; |$)", codes)}
@@ -125,14 +141,18 @@ def test_the_help_lists_the_exit_codes_of_the_table(run, name):
     assert set(told) == set(command.codes)
 
 
-def test_the_meaning_of_a_code_is_the_same_in_all_commands():
-    """5 is never a finding, and 1 never an SQS that is away."""
+def test_meanings_are_unique():
+    """A code means the same in all commands.
+
+    5 is never a finding, and 1 is never an SQS that cannot be reached.
+    """
     numbers = {n: v for n, v in vars(exit_codes).items() if isinstance(v, int)}
     assert len(set(numbers.values())) == len(numbers)
     assert set(numbers.values()) - {exit_codes.FOUND} == exit_codes.MEANINGS.keys()
 
 
-def test_the_page_of_the_commands_lists_the_table():
+def test_commands_page():
+    """The page of the commands lists the table of exit codes."""
     page = Path(__file__).parents[2] / "docs/commands.md"
     rows = re.findall(r"^\| ([\d, ]+) \|", page.read_text(), re.MULTILINE)
     listed = {int(code) for row in rows for code in row.split(",")}
@@ -140,8 +160,11 @@ def test_the_page_of_the_commands_lists_the_table():
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
-def test_a_signal_that_is_ignored_stays_so(number):
-    """``nohup``, or a script's background job: the terminal may close, the redrive goes on."""
+def test_ignored_signal(number):
+    """A signal that the process ignores stays ignored.
+
+    With ``nohup``, or as a script's background job, the redrive goes on when the terminal closes.
+    """
     before = signal.signal(number, signal.SIG_IGN)
     try:
         stop = threading.Event()

@@ -47,8 +47,11 @@ FACTS = "40/80 10.0/s failed 0 back 0 4 s left"
 
 
 @pytest.mark.parametrize("columns", [80, 50])
-def test_a_terminal_shows_one_line(columns):
-    """Counts, rate and time left; drawn again below each message, and no wider than it is."""
+def test_one_line(columns):
+    """A terminal shows one line with counts, rate and time left.
+
+    It is drawn again below each message, and is no wider than the terminal.
+    """
     drawn = show_on_terminal(columns).split("\r")
     assert {text for text in drawn if text.strip() and len(text) == columns - 1} == {
         f"{FACTS:{columns - 1}}"
@@ -57,13 +60,19 @@ def test_a_terminal_shows_one_line(columns):
     assert drawn[-1] == "\n"
 
 
-def test_a_terminal_without_a_size_shows_no_progress():
-    """As some containers and serial lines report it: the command ended with a ValueError."""
+def test_terminal_without_size():
+    """A terminal without a size shows no progress.
+
+    Some containers and serial lines report no size, and the command ended with a ValueError.
+    """
     assert "failed (too long): id" in show_on_terminal(0)
 
 
-def test_a_pipe_gets_no_progress(tmp_path):
-    """A log of a job would hold one line per second."""
+def test_pipe(tmp_path):
+    """A pipe gets no progress.
+
+    The log of a job would hold one line per second.
+    """
     with (tmp_path / "err").open("w") as stderr:
         show(stderr)
     assert (tmp_path / "err").read_text().splitlines() == [

@@ -36,8 +36,11 @@ class Bench:
         self.ledger.mark_deleted(ids, name_late=True)
 
 
-def test_the_newest_receive_owns_the_message():
-    """The first receive has lapsed. Its thread must not send."""
+def test_newest_receive():
+    """The newest receive owns the message.
+
+    The first receive has lapsed, so its thread must not send.
+    """
     bench = Bench("a")
     newest = bench.receive("a", 2, NOW + 60)[0]
     assert bench.ledger.still_ours([bench.messages["a"]]) == []
@@ -45,7 +48,8 @@ def test_the_newest_receive_owns_the_message():
     assert bench.ledger.looked_at == 1
 
 
-def test_who_receives_a_message_again_goes_on_with_it_unless_it_is_being_sent():
+def test_receive_again():
+    """A thread that receives a message again owns it, unless another thread is sending it."""
     bench = Bench("a")
     bench.messages["a"], is_ours, _ = bench.receive("a", 2)
     assert is_ours
@@ -59,7 +63,8 @@ def test_who_receives_a_message_again_goes_on_with_it_unless_it_is_being_sent():
     assert bench.receive("a", 5)[1:] == (False, False)
 
 
-def test_a_message_whose_hold_was_over_when_it_was_deleted_is_in_doubt():
+def test_late_delete():
+    """A sent message whose hold was over when it was deleted is in doubt."""
     bench = Bench("a", "b", "c")
     bench.ledger.mark_sent(bench.send("a", "b"), "mail")
     bench.delete("a")
@@ -69,8 +74,11 @@ def test_a_message_whose_hold_was_over_when_it_was_deleted_is_in_doubt():
     assert bench.ledger.numbers()["in_doubt"] == 1
 
 
-def test_a_message_whose_hold_was_over_when_it_was_sent_is_in_doubt():
-    """Another run may have sent it, too, whether SQS confirms our delete or not."""
+def test_late_send():
+    """A message whose hold was over when it was sent is in doubt.
+
+    Another run may have sent it, too, whether SQS confirms this run's delete or not.
+    """
     bench = Bench("a", "b")
     sending = bench.send("a")
     bench.clock.now = NOW + 30
@@ -80,7 +88,8 @@ def test_a_message_whose_hold_was_over_when_it_was_sent_is_in_doubt():
     assert bench.ledger.numbers()["in_doubt"] == 1, "named and counted once"
 
 
-def test_two_threads_that_delete_one_message_count_it_once():
+def test_two_deletes():
+    """Two threads that delete one message count it once."""
     bench = Bench("a")
     bench.ledger.mark_sent(bench.send("a"), "mail")
     bench.delete("a")
@@ -88,7 +97,8 @@ def test_two_threads_that_delete_one_message_count_it_once():
     assert (bench.ledger.deleted, bench.ledger.dropped) == (1, 0)
 
 
-def test_a_hold_is_over_a_little_before_its_time():
+def test_end_of_hold():
+    """A hold ends a little before its time, by two of 30 seconds."""
     bench = Bench("a")
     bench.clock.now = NOW + 27.9
     assert bench.ledger.still_ours([bench.messages["a"]])
@@ -96,7 +106,8 @@ def test_a_hold_is_over_a_little_before_its_time():
     assert not bench.ledger.still_ours([bench.messages["a"]])
 
 
-def test_doubt_counts_messages_not_attempts_and_outlives_a_loss():
+def test_doubt_of_a_message():
+    """The doubt counts messages, not attempts, and outlives the loss of a hold."""
     bench = Bench("a")
     for _ in range(3):
         bench.ledger.mark_in_doubt(bench.send("a"), 5.0, resend=True)
@@ -108,7 +119,8 @@ def test_doubt_counts_messages_not_attempts_and_outlives_a_loss():
     assert bench.ledger.find_doubt(bench.messages["a"]) == 5.0
 
 
-def test_messages_are_renewed_shortly_before_their_time_and_not_after_it():
+def test_when_to_renew():
+    """The ledger renews a message shortly before the end of its hold, and not after it."""
     bench = Bench("a", "b")
     bench.receive("a", 2, NOW + 5)
     assert bench.ledger.due(15, left=False) == [("a", "a#2")]

@@ -34,7 +34,8 @@ def sent():
     provider_changed.disconnect(on_changed)
 
 
-def test_a_lost_lease_is_sent_by_its_task(sent):
+def test_lease_lost(sent):
+    """A lost lease is sent with its task as the sender."""
     Announce({"t": "the task"}.get)(LeaseLost(queue="q", task="t", task_id="i", message_id="m"))
     eventually(lambda: sent == [("the task", "i", "m", "q")])
 
@@ -55,8 +56,11 @@ def test_provider_changed(sent):
     eventually(lambda: sent == states, message=lambda: str(sent))
 
 
-def test_a_slow_receiver_gets_each_signal_in_its_order_from_one_thread():
-    """Who switches something off while a provider is down must not hear of its end first."""
+def test_slow_receiver():
+    """A slow receiver gets each signal in order, from one thread.
+
+    A receiver that switches something off while a provider is down must not hear of the end first.
+    """
     may_go, heard = threading.Event(), []
 
     def listen(sender, state, tenant, **_):
@@ -81,7 +85,9 @@ def test_a_slow_receiver_gets_each_signal_in_its_order_from_one_thread():
     assert heard == [(str(n), state) for n in range(50) for state in ("paused", "ok")]
 
 
-def test_a_receiver_that_ends_its_thread_does_not_end_the_signals(sent):
+def test_receiver_ends_its_thread(sent):
+    """A receiver that ends its thread does not end the signals."""
+
     def leave(**_):
         raise SystemExit
 

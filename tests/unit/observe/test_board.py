@@ -26,7 +26,8 @@ def store(clock):
     return Records(MemoryStore(clock=clock))
 
 
-def test_each_worker_is_read_with_what_it_has_written_last(store):
+def test_read_last_write(store):
+    """A reader gets the last record of each worker."""
     one, other = Board(store), Board(store)
     one.write("w1", OTHER)
     one.write("w1", ONE)
@@ -34,7 +35,8 @@ def test_each_worker_is_read_with_what_it_has_written_last(store):
     assert Board(store).read() == {"w1": ONE, "w2": OTHER}
 
 
-def test_a_worker_that_writes_no_more_is_gone_after_a_minute(store, clock):
+def test_silent_worker(store, clock):
+    """A worker that stops writing is gone after a minute, and at once when it leaves."""
     board = Board(store)
     board.write("w1", ONE)
     clock.now += TTL_SECONDS
@@ -45,20 +47,24 @@ def test_a_worker_that_writes_no_more_is_gone_after_a_minute(store, clock):
     assert board.read() == {}
 
 
-def test_a_worker_that_starts_again_under_its_name_takes_the_record_over(store):
+def test_restart_with_same_name(store):
+    """A worker that starts again with its name takes the record over."""
     Board(store).write("w1", OTHER)
     Board(store).write("w1", ONE)
     assert Board(store).read() == {"w1": ONE}
 
 
-def test_the_list_of_workers_does_not_grow_with_pods_that_are_gone(store, clock):
+def test_list_is_bounded(store, clock):
+    """The list of workers does not grow with pods that are gone."""
     for number in range(20):
         Board(store).write(f"pod-{number}", ONE)
         clock.now += TTL_SECONDS
     assert len(Board(store)._workers()) == 1
 
 
-def test_two_workers_that_join_at_once_are_both_on_the_list(store):
+def test_join_at_once(store):
+    """Two workers that join at the same time are both on the list."""
+
     class Late(Board):
         """Somebody else joins between its look and its write."""
 
@@ -75,7 +81,8 @@ def test_two_workers_that_join_at_once_are_both_on_the_list(store):
     assert set(Board(store).read()) == {"w1", "w2"}
 
 
-def test_a_record_of_another_version_is_no_error(store):
+def test_record_of_other_version(store):
+    """The board reads a record with unknown fields, and refuses one that it cannot use."""
     fields = {"queues": {"q": {"running": 1, "new": 2}}, "providers": [], "more": 1}
     assert WorkerNow.from_fields(fields) == WorkerNow(queues={"q": QueueNow(running=1)})
     for other in ({}, {"queues": [], "providers": 3}):
@@ -83,16 +90,22 @@ def test_a_record_of_another_version_is_no_error(store):
             WorkerNow.from_fields(other)
 
 
-def test_a_record_is_small_whatever_a_worker_calls():
-    """With a key, each tenant is a provider."""
+def test_record_size():
+    """A record is small, however many providers a worker calls.
+
+    With a key, each tenant is a provider.
+    """
     many = WorkerNow(
         providers=tuple(ProviderNow(provider=f"p{n}", state="paused") for n in range(9_000))
     )
     assert len(json.dumps(many.as_fields())) < 10_000
 
 
-def test_a_provider_that_is_down_is_not_cut_off_behind_many_that_are_well():
-    """With a key each tenant's gate is one, those that were not seen for longest first."""
+def test_most_urgent_providers():
+    """A record keeps providers that are down when it has too many providers.
+
+    With a key, each tenant has a gate, and those not used for longest come first.
+    """
     tenants = [
         ProviderNow(provider="shop", tenant=str(n), state="ok", in_line=n) for n in range(500)
     ]

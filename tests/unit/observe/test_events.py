@@ -5,7 +5,8 @@ import logging
 from celery_sqs_backoff.observe.events import Events, HeldTooLong, Polled
 
 
-def test_each_listener_gets_each_event_until_it_unsubscribes():
+def test_subscribe():
+    """Each listener gets each event until it unsubscribes."""
     events, first, second = Events(), [], []
     stop = events.subscribe(first.append)
     events.subscribe(second.append)
@@ -17,7 +18,11 @@ def test_each_listener_gets_each_event_until_it_unsubscribes():
     assert (first, second) == ([one], [one, two])
 
 
-def test_a_listener_that_raises_is_logged_once_and_harms_nobody(caplog):
+def test_listener_raises(caplog):
+    """A listener that raises is logged once, and the other listeners get all events.
+
+    The log leaves out the text of the error.
+    """
     events, seen = Events(), []
 
     def broken(event):

@@ -55,7 +55,8 @@ def test_a_dead_thread_is_named_at_once(pulse):
     assert pulse.faults() == []
 
 
-def test_what_is_not_watched_may_turn(pulse):
+def test_unwatched_loop(pulse):
+    """A turn of a loop that is not watched is ignored."""
     pulse.note_turn("something else")
     assert pulse.faults() == []
 
@@ -98,13 +99,19 @@ def test_untouched_while_a_loop_hangs(pulse, clock, tmp_path, caplog):
     assert "sqs_backoff.healthy" in caplog.text
 
 
-def test_a_stopped_worker_is_noticed_within_30_seconds():
-    """The interval and the age add up to less than 30 seconds."""
+def test_time_to_notice():
+    """A stopped worker is noticed within 30 seconds.
+
+    The interval and the age add up to less than that.
+    """
     assert health.INTERVAL_SECONDS + health.MAX_AGE_SECONDS < 30
 
 
-def test_a_file_that_cannot_be_written_is_said_once_and_tried_again(pulse, tmp_path, caplog):
-    """The log says why the probe takes the worker for dead."""
+def test_unwritable_file(pulse, tmp_path, caplog):
+    """A heartbeat file that cannot be written is logged once, and tried again.
+
+    The log says why the probe takes the worker for dead.
+    """
     path = tmp_path / "absent" / "heartbeat"
     heartbeat = Heartbeat(path, pulse)
     heartbeat.beat()
@@ -148,8 +155,11 @@ def test_the_command(pulse, tmp_path, monkeypatch):
     assert run("--file", str(tmp_path / "other"))[0] == FOUND
 
 
-def test_a_probe_with_a_file_imports_no_app(pulse, tmp_path, monkeypatch):
-    """An import that takes longer than the probe may would end healthy workers."""
+def test_probe_with_file(pulse, tmp_path, monkeypatch):
+    """A probe with a file does not import the app.
+
+    If the import takes longer than the probe's timeout, the probe would end healthy workers.
+    """
     monkeypatch.setattr("celery.bin.celery.find_app", lambda name: pytest.fail("an import"))
     path = tmp_path / "heartbeat"
     Heartbeat(path, pulse).beat()
@@ -176,7 +186,8 @@ def test_the_http_form(url, clock):
         urllib.request.urlopen(f"{url}/", timeout=5)
 
 
-def test_the_port_is_served_on_a_host_by_name(pulse):
+def test_serve_by_host_name(pulse):
+    """The port is served on a host given by its name."""
     server = serve("localhost", 0, metrics=lambda: (b"a 1\n", "text/plain"), faults=pulse.faults)
     try:
         page = urllib.request.urlopen(f"http://localhost:{server.server_port}/metrics", timeout=5)

@@ -29,8 +29,11 @@ def start():
         one.server_close()
 
 
-def test_a_client_that_leaves_is_no_news(start, capfd, caplog):
-    """A probe or a scrape that times out, again and again."""
+def test_client_leaves(start, capfd, caplog):
+    """A client that leaves writes nothing to the log.
+
+    It may be a probe or a scrape that times out, again and again.
+    """
     handled = []
 
     def page():
@@ -53,7 +56,9 @@ def test_a_client_that_leaves_is_no_news(start, capfd, caplog):
     assert caplog.text == ""
 
 
-def test_a_page_that_fails_is_logged_without_its_text(start, capfd, caplog):
+def test_page_fails(start, capfd, caplog):
+    """A page that fails is logged without the text of its error."""
+
     def page():
         raise LookupError("SECRET")
 

@@ -100,13 +100,15 @@ RETRIED: dict[str, Any] = {
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, WorkerEvent) else "",
 )
-def test_a_line(event, level, line, caplog):
+def test_line(event, level, line, caplog):
+    """Each event is logged with its level and line."""
     caplog.set_level(logging.INFO)
     make_logged_events().emit(event)
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [(level, line)]
 
 
-def test_the_facts_of_a_line_are_in_the_record_too(caplog):
+def test_facts_in_record(caplog):
+    """The facts of a line are also in the log record."""
     caplog.set_level(logging.INFO)
     LogLines()(Retried(**RETRIED))
     found = {k: v for k, v in vars(caplog.records[0]).items() if k.startswith("sqs_backoff.")}
@@ -114,12 +116,14 @@ def test_the_facts_of_a_line_are_in_the_record_too(caplog):
     assert found["sqs_backoff.task"] == "shop.mail"
 
 
-def test_what_a_sender_has_named_cannot_forge_a_line(caplog):
+def test_forged_line(caplog):
+    """A task name from a sender cannot forge a line."""
     LogLines()(LeaseLost(**OF_TASK | {"task": "a\nsqs_backoff.started: forged"}))
     assert "\n" not in caplog.records[0].getMessage()
 
 
-def test_what_a_person_has_to_repair_is_said_once_per_queue(caplog):
+def test_refusal_is_logged_once(caplog):
+    """A refusal that an operator has to repair is logged once per queue."""
     lines = LogLines()
     event = SettlementRefused(queue="q", action="delete messages", code="AccessDenied")
     for _ in range(3):
@@ -129,14 +133,16 @@ def test_what_a_person_has_to_repair_is_said_once_per_queue(caplog):
     assert len(caplog.records) == 2
 
 
-def test_an_outage_is_said_when_it_begins(caplog):
+def test_outage_is_logged_once(caplog):
+    """An outage is logged when it begins, and not again while it lasts."""
     lines = LogLines()
     for failures in range(1, 6):
         lines(ReceiveFailed(queue="q", code="ServiceUnavailable", failures=failures))
     assert len(caplog.records) == 1
 
 
-def test_most_events_have_no_line(caplog):
+def test_event_without_line(caplog):
+    """An event without a line writes nothing to the log."""
     caplog.set_level(logging.DEBUG)
     LogLines()(Discarded(**OF_TASK))
     assert caplog.records == []

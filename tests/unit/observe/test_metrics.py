@@ -122,7 +122,8 @@ def test_all_are_counted():
     assert counting == {name for _, name, _, _ in COUNTED}
 
 
-def test_a_hidden_message_waits_until_it_is_due(metrics, waiting, registry, clock):
+def test_hidden_message(metrics, waiting, registry, clock):
+    """A hidden message counts as waiting until it is due."""
     metrics(Polled(queue="q"))
     for number, delay in enumerate((10, 20)):
         waiting(
@@ -143,7 +144,8 @@ def test_a_hidden_message_waits_until_it_is_due(metrics, waiting, registry, cloc
     assert value(registry, "oldest_waiting_seconds") == 0
 
 
-def test_the_age_of_the_last_poll_grows_until_the_next(metrics, registry, clock):
+def test_age_of_last_poll(metrics, registry, clock):
+    """The age of the last poll grows until the next one succeeds."""
     metrics(Polled(queue="q"))
     clock.now += 30
     metrics(ReceiveFailed(queue="q", code="ServiceUnavailable"))
@@ -172,20 +174,24 @@ def test_providers(metrics, registry, providers):
     assert values("provider_state", "state") == {"paused": 0, "recovering": 0}
 
 
-def test_each_instrument_is_in_the_scrape(metrics, registry):
+def test_all_in_scrape(metrics, registry):
+    """A scrape has each instrument."""
     metrics(Polled(queue="q"))
     found = {family.name for family in registry.collect()}
     assert found == {f"sqs_backoff_{one.name}".removesuffix("_total") for one in INSTRUMENTS}
 
 
-def test_a_queue_without_a_name_is_none(metrics, registry):
-    """What happens to a provider happens to no queue."""
+def test_queue_without_name(metrics, registry):
+    """An event of a provider creates no metrics of a queue without a name."""
     metrics(ProviderProbed(provider="p"))
     assert registry.get_sample_value("sqs_backoff_messages_waiting", {"queue": ""}) is None
 
 
-def test_the_multiprocess_mode_of_others_is_none_of_ours(tmp_path):
-    """The variable is set for the web processes of the same image; the directory is gone."""
+def test_multiprocess_variable(tmp_path):
+    """The metrics ignore ``PROMETHEUS_MULTIPROC_DIR``.
+
+    The variable is set for the web processes of the same image, and the directory is gone.
+    """
     code = (
         "from prometheus_client import CollectorRegistry\n"
         "from celery_sqs_backoff.observe.events import Polled\n"

@@ -24,15 +24,19 @@ def of(in_flight: int, *queues: QueueNow) -> QueueStatus:
     return with_workers(status, [WorkerNow(queues={"mails": q}) for q in queues], now=NOW)
 
 
-def test_the_workers_sums_are_the_queues():
+def test_sums_of_workers():
+    """The numbers of a queue are the sums over its workers."""
     one = QueueNow(running=2, held=6, waiting=40, oldest_sent_at=NOW - 70)
     found = of(51, one, QueueNow(running=1, oldest_sent_at=NOW - 900))
     assert (found.running, found.waiting, found.oldest_seconds) == (3, 40, 900)
     assert (found.unaccounted, found.deleted_in_seconds) == (0, 85_500)
 
 
-def test_after_a_deploy_nobody_knows_how_many_wait():
-    """The workers that have hidden them are gone; zero would say that nothing waits."""
+def test_waiting_after_deploy():
+    """After a deploy, the number of waiting messages is unknown.
+
+    The workers that have hidden them are gone, and zero would say that no message waits.
+    """
     found = of(2_488, QueueNow(running=2, held=6, oldest_sent_at=NOW - 3))
     assert (found.waiting, found.oldest_seconds, found.deleted_in_seconds) == (None, None, None)
     assert (found.running, found.unaccounted) == (2, 2_480)
@@ -46,7 +50,8 @@ def test_after_a_deploy_nobody_knows_how_many_wait():
         "SQS has counted fewer": (5, QueueNow(held=60)),
     },
 )
-def test_counts_that_differ_a_little_are_believed(in_flight, known):
+def test_small_differences(in_flight, known):
+    """Small differences between the counts of SQS and of the workers are ignored."""
     found = of(in_flight, known)
     assert (found.waiting, found.unaccounted) == (0, 0)
 
@@ -132,7 +137,8 @@ def said(*queues: QueueStatus, workers: int | None) -> str:
     return render(Status(queues=queues, workers=workers, why=why))
 
 
-def test_what_is_not_known_is_explained():
+def test_unknown_is_explained():
+    """The status explains why a number is unknown."""
     known = QueueStatus(name="mails", ready=0, delayed=0, in_flight=3, known=QueueNow(running=3))
     other = QueueStatus(name="bulk", ready=0, delayed=0, in_flight=3)
     assert "? is not known: no worker of bulk has written" in said(known, other, workers=1)
@@ -141,7 +147,8 @@ def test_what_is_not_known_is_explained():
     assert "is not known" not in said(known, workers=1)
 
 
-def test_of_an_empty_queue_nothing_is_unknown():
+def test_empty_queue():
+    """The status of an empty queue has no unknown numbers."""
     empty = QueueStatus(name="mails", ready=0, delayed=0, in_flight=0, dead_letters=0)
     text = said(empty, workers=0)
     assert "?" not in text

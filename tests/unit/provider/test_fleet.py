@@ -44,7 +44,8 @@ def fleet(store, monkeypatch):
             made.delete(key)
 
 
-def test_workers_get_different_slots_at_one_rate(fleet):
+def test_workers_share_rate(fleet):
+    """Workers get different slots at one rate."""
     first, second, third = fleet("a").take(3), fleet("b").take(2), fleet("a").take(1)
     assert first.slots == pytest.approx([100.0, 100.1, 100.2], abs=1e-3)
     assert second.slots == pytest.approx([100.3, 100.4], abs=1e-3)
@@ -52,8 +53,11 @@ def test_workers_get_different_slots_at_one_rate(fleet):
     assert (first.workers, second.workers, third.workers) == (1, 2, 2)
 
 
-def test_a_worker_that_is_back_lets_all_keep_to_their_shares(fleet):
-    """The others may still make their shares of the rate: slots would come on top."""
+def test_worker_is_back(fleet):
+    """When a worker is back, all workers keep to their shares for a while.
+
+    The others may still use their shares of the rate, and slots would come on top.
+    """
     first, second = fleet("a"), fleet("b")
     assert second.take(1).apart_until <= 100.0
     back = first.take(0, is_back=True)
@@ -66,13 +70,15 @@ def test_a_worker_that_is_back_lets_all_keep_to_their_shares(fleet):
     assert later.apart_until == pytest.approx(back.apart_until, abs=1e-3), "not once more"
 
 
-def test_providers_and_tenants_do_not_share_slots(fleet):
+def test_separate_slots(fleet):
+    """Providers and tenants do not share slots."""
     fleet("a").take(9)
     assert fleet("a", name=("mail", "tenant")).take(1).slots[0] < 100.5
     assert fleet("a", name=("sms",)).take(1).slots[0] < 100.5
 
 
-def test_a_fleet_of_threads_takes_each_slot_once(fleet):
+def test_threads_take_slots(fleet):
+    """Workers in several threads take each slot once."""
     workers = [fleet(str(n), rate=1000.0, clock=time.monotonic) for n in range(6)]
     slots = []
 
@@ -90,8 +96,11 @@ def test_a_fleet_of_threads_takes_each_slot_once(fleet):
     assert min(later - earlier for earlier, later in pairwise(slots)) >= 0.0009
 
 
-def test_a_worker_that_gets_nothing_only_reads(fleet, store, monkeypatch):
-    """Else fifty workers that wait for slots would delay those that take some."""
+def test_worker_without_slots_reads(fleet, store, monkeypatch):
+    """A worker that gets no slots only reads the store.
+
+    Otherwise, fifty workers that wait for slots would delay those that take some.
+    """
     busy, idle = fleet("a"), fleet("b")
     idle.take(0)
     busy.take(99)
@@ -100,8 +109,11 @@ def test_a_worker_that_gets_nothing_only_reads(fleet, store, monkeypatch):
 
 
 @pytest.mark.parametrize("skew", [60.0, -60.0])
-def test_a_worker_whose_clock_is_a_minute_off_takes_its_slots_like_the_others(monkeypatch, skew):
-    """One that lags behind would get slots a minute away as long as the others take any."""
+def test_clock_skew(monkeypatch, skew):
+    """A worker whose clock is a minute off takes its slots like the others.
+
+    If its clock lags behind, it would get slots a minute away as long as the others take any.
+    """
     now, records, workers = [0.0], Records(MemoryStore(), namespace="x"), []
     for off in (0.0, skew):
         monkeypatch.setattr("time.time", lambda off=off: 1e9 + off)
@@ -117,14 +129,16 @@ def test_a_worker_whose_clock_is_a_minute_off_takes_its_slots_like_the_others(mo
     assert min(waits[-100:]) >= 0
 
 
-def test_who_is_never_fast_enough_gives_up(fleet, store, monkeypatch):
+def test_always_too_slow(fleet, store, monkeypatch):
+    """A worker whose every write conflicts with others gives up."""
     monkeypatch.setattr(store, "replace", lambda *_: False)
     fleet("a").take(1)
     with pytest.raises(StoreUnavailable):
         fleet("b").take(1)
 
 
-def test_workers_that_have_gone_do_not_count(fleet):
+def test_gone_workers(fleet):
+    """Workers that have gone do not count."""
     now = [100.0]
     assert fleet("a").take(1).workers == 1
     later = fleet("b", clock=lambda: now[0])

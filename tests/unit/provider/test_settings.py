@@ -8,14 +8,16 @@ import pytest
 from celery_sqs_backoff.provider import Provider
 
 
-def test_the_defaults():
+def test_defaults():
+    """The defaults are no rate, automatic recall and a probe every five seconds."""
     provider = Provider("mailgun")
     assert provider.name == "mailgun"
     assert (provider.rate, provider.recall) == (None, None)
     assert provider.probe_interval == 5
 
 
-def test_it_is_frozen_hashable_and_equal_by_value():
+def test_value_object():
+    """A provider is frozen, hashable and equal by value."""
     assert Provider("a", rate="60/s") == Provider("a", rate=60)
     assert len({Provider("a"), Provider("a")}) == 1
     with pytest.raises(FrozenInstanceError):
@@ -27,10 +29,12 @@ def test_it_is_frozen_hashable_and_equal_by_value():
     [("60/s", 60), ("300/m", 5), ("7200/h", 2), ("0.5/s", 0.5), ("3", 3), (3, 3), (None, None)],
 )
 def test_rates(rate, per_second):
+    """A rate is a number of calls per second, or a text with a unit."""
     assert Provider("a", rate=rate).rate == per_second
 
 
-def test_times_may_be_timedeltas():
+def test_timedelta():
+    """A time may be a ``timedelta``."""
     assert Provider("a", probe_interval=timedelta(seconds=1)).probe_interval == 1
 
 
@@ -53,7 +57,8 @@ def test_times_may_be_timedeltas():
         ("key", "{a.b}", ValueError),
     ],
 )
-def test_nonsense_is_refused_by_name(name, value, error):
+def test_invalid_argument(name, value, error):
+    """An invalid argument is refused by its name."""
     options = {"name": "mailgun", name: value}
     with pytest.raises(error, match=name):
         Provider(**options)

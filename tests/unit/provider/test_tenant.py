@@ -18,12 +18,14 @@ def tenant(key: str, *args: Any, **kwargs: Any) -> str:
     return tenant_of(key, send, (args, kwargs))
 
 
-def test_an_argument_counts_however_it_is_given():
+def test_argument():
+    """An argument counts, whether it is given by position or by name."""
     assert tenant("account_id", account_id="a1") == tenant("account_id", "a1") == "a1"
     assert tenant("account_id", 7) == "7"
 
 
-def test_a_default_counts_as_given():
+def test_default():
+    """A default counts like a given value."""
     assert tenant("region", "a1") == tenant("region", "a1", "eu") == "eu"
     assert tenant("region", "a1", region="us") == "us"
 
@@ -33,13 +35,14 @@ def test_a_default_counts_as_given():
     [((), {}), ((None,), {}), ((1, 2, 3), {}), (("a",), {"nobody": 1}), (("a",), {5: 1})],
     ids=repr,
 )
-def test_a_call_without_the_argument_has_no_tenant(args, kwargs):
-    """Also one that fits no call of the task."""
+def test_call_without_argument(args, kwargs):
+    """A call without the argument has no tenant, and neither has one that does not fit the task."""
     assert tenant_of("account_id", send, (args, kwargs)) == ""
 
 
 @pytest.mark.parametrize("payload", [None, 5, [], {"args": [1]}, ("a", {}), ([], [])], ids=repr)
-def test_a_payload_that_is_no_call_has_no_tenant(payload):
+def test_payload_is_no_call(payload):
+    """A payload that is no call has no tenant."""
     assert tenant_of("account_id", send, payload) == ""
 
 
@@ -48,8 +51,11 @@ def test_a_long_value_is_cut():
 
 
 @pytest.mark.parametrize("bind", [False, True])
-def test_a_tasks_first_argument_counts_by_position_with_or_without_self(bind):
-    """The first argument of a task without ``self`` passed for ``self``."""
+def test_first_argument(bind):
+    """A task's first argument counts by position, with or without ``self``.
+
+    The first argument of a task without ``self`` was taken for ``self``.
+    """
     app = Celery("tenants", broker="memory://", set_as_current=False)
 
     def plain(account_id, parcel_id): ...
@@ -61,7 +67,9 @@ def test_a_tasks_first_argument_counts_by_position_with_or_without_self(bind):
     assert tenant_of("parcel_id", task.run, (("a", 7), {})) == "7"
 
 
-def test_a_name_that_no_call_can_give_is_refused():
+def test_invalid_key():
+    """A key that no call of the task can give is refused."""
+
     def anything(**kwargs): ...
 
     check_key("urgent", send)
@@ -70,11 +78,13 @@ def test_a_name_that_no_call_can_give_is_refused():
         check_key("account", send)
 
 
-def test_a_callable_without_a_signature_has_no_tenant():
+def test_callable_without_signature():
+    """A callable without a signature has no tenant."""
     assert tenant_of("x", dict, ((1,), {})) == ""
     check_key("x", dict)
 
 
-def test_a_digest_does_not_tell_the_argument():
+def test_digest():
+    """A digest does not tell the argument."""
     assert "account-7" not in digest_of("account-7")
     assert digest_of("a") != digest_of("b")
