@@ -44,8 +44,11 @@ def other() -> None:
     """Makes the queue one of several tasks: while the provider is down all is received."""
 
 
-def test_a_deploy_during_an_outage_delays_nothing_by_what_was_hidden(make_stage, tmp_path):
-    """All are hidden for 15 minutes and more; the next worker sends them within seconds."""
+def test_deploy_during_outage(make_stage, tmp_path):
+    """After a deploy during an outage, messages do not keep their long holds.
+
+    All are hidden for 15 minutes and more, and the next worker sends them within seconds.
+    """
     stage = make_stage()
     flag = tmp_path / "down"
     flag.touch()

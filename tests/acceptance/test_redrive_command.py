@@ -68,7 +68,8 @@ def start(
 # Looking
 
 
-def test_peek_shows_histograms_and_no_arguments(stage, run):
+def test_peek(stage, run):
+    """``sqs-peek`` shows histograms and no arguments, and gives the messages back."""
     stage.fill(task("mails.send"), MessageAttributes=record(first_received_at=time.time()))
     result = run("sqs-peek", stage.dlq.name)
     assert result.exit_code == 0
@@ -84,15 +85,19 @@ def test_peek_shows_histograms_and_no_arguments(stage, run):
     assert "W1td" not in result.output
 
 
-def test_peek_shows_arguments_only_when_asked(stage, run):
-    """Of a body that is not JSON, all of it."""
+def test_peek_with_arguments(stage, run):
+    """``sqs-peek`` shows arguments only with ``--arguments``.
+
+    Of a body that is not JSON, it shows the whole body.
+    """
     stage.fill(task(), task().replace("application/json", "application/x-python-serialize"))
     result = run("sqs-peek", stage.dlq.name, "--arguments")
     assert "[[], {}]" in result.stdout
     assert "application/x-python-serialize" in result.stdout
 
 
-def test_peek_json_is_one_object(stage, run):
+def test_peek_as_json(stage, run):
+    """``sqs-peek --json`` prints one object, without the bodies."""
     stage.fill(task("mails.send"), task("sms.send"))
     result = run("sqs-peek", stage.dlq.name, "--json", "--task", "mails.*")
     plan = json.loads(result.stdout)
@@ -100,7 +105,8 @@ def test_peek_json_is_one_object(stage, run):
     assert "body" not in plan["messages_looked_at"][0]
 
 
-def test_a_dry_run_changes_nothing_and_says_how_long_it_takes(stage, run):
+def test_dry_run(stage, run):
+    """A dry run changes nothing, and says how long the redrive takes."""
     stage.fill_numbered(12)
     result = run("sqs-redrive", stage.dlq.name, "--dry-run", "--rate", "2/s")
     assert result.exit_code == exit_codes.DONE
@@ -110,8 +116,11 @@ def test_a_dry_run_changes_nothing_and_says_how_long_it_takes(stage, run):
     assert not stage.bodies(stage.queue)
 
 
-def test_a_deleted_archive_is_restored_and_redriven(stage, run, tmp_path):
-    """The undo of --delete: back on the dead-letter queue, then a redrive as usual."""
+def test_restore_then_redrive(stage, run, tmp_path):
+    """A user can restore a deleted archive, and then redrive its messages.
+
+    The restore undoes ``--delete``: it puts the messages back on the dead-letter queue.
+    """
     bodies = stage.fill_numbered(12)
     archive = str(tmp_path / "a.jsonl")
     run("sqs-redrive", stage.dlq.name, "--delete", "--dump", archive, "--yes")
@@ -132,7 +141,8 @@ def test_a_deleted_archive_is_restored_and_redriven(stage, run, tmp_path):
 @pytest.mark.parametrize(
     ("answer", "code", "left"), [("y\n", exit_codes.DONE, 0), ("n\n", exit_codes.INTERRUPTED, 3)]
 )
-def test_it_looks_and_asks_first(stage, run, answer, code, left):
+def test_asks_first(stage, run, answer, code, left):
+    """A redrive looks at the queue and asks before it sends."""
     stage.fill_numbered(3)
     result = run("sqs-redrive", stage.queue.name, answer=answer)
     assert result.exit_code == code
@@ -147,7 +157,8 @@ def test_it_looks_and_asks_first(stage, run, answer, code, left):
         ("extend", "Send 3 messages, as fast"),
     ],
 )
-def test_the_question_counts_what_would_be_sent(stage, run, expired, question):
+def test_question_counts_sends(stage, run, expired, question):
+    """The question counts the messages that the redrive would send."""
     mark = {"DataType": "String", "StringValue": '{"replays":3,"run":"x"}'}
     stage.fill(task(), task(), task(expires="2020-01-01T00:00:00+00:00"))
     stage.fill("poison", MessageAttributes={"celery-sqs-backoff-replay": mark})
@@ -155,7 +166,8 @@ def test_the_question_counts_what_would_be_sent(stage, run, expired, question):
     assert question in result.stderr
 
 
-def test_deleting_asks_in_capitals(stage, run, tmp_path):
+def test_question_of_delete(stage, run, tmp_path):
+    """With ``--delete``, the question is in capitals."""
     stage.fill_numbered(3)
     archive = str(tmp_path / "a")
     result = run("sqs-redrive", stage.dlq.name, "--delete", "--dump", archive, answer="y\n")
@@ -199,7 +211,8 @@ def test_unreachable(stage, run, proxy):
         assert run(*command, stage.dlq.name).exit_code == exit_codes.UNREACHABLE
 
 
-def test_a_rate_that_retention_would_outrun_is_refused_unless_forced(stage, run):
+def test_too_slow_rate(stage, run):
+    """A redrive refuses a rate that is too slow for the retention, unless ``--force`` is given."""
     stage.fill_numbered(10)
     slow = ["sqs-redrive", stage.dlq.name, "--dry-run", "--rate", "1/h", "--force"]
     assert run(*slow).exit_code == exit_codes.DONE
@@ -223,18 +236,23 @@ def test_a_rate_that_retention_would_outrun_is_refused_unless_forced(stage, run)
         ({"ended": Ended.UNREACHABLE}, exit_codes.UNREACHABLE),
     ],
 )
-def test_the_gravest_code_counts(report, code):
+def test_gravest_exit_code(report, code):
+    """The gravest result determines the exit code."""
     assert exit_code(RedriveReport(**report), {}) == code
 
 
-def test_messages_held_in_doubt_are_a_failure_and_those_sent_again_are_not():
+def test_exit_code_of_doubt():
+    """Messages that stay in doubt are a failure, and those sent again are not."""
     report = RedriveReport(in_doubt=1)
     assert exit_code(report, {"include_unknown": True}) == exit_codes.DONE
     assert exit_code(report, {}) == exit_codes.FOUND
 
 
-def test_the_help_fits_on_a_screen(run):
-    """50 lines of 80 columns, and no argument among the options."""
+def test_help_fits_on_a_screen(run):
+    """The help has at most 50 lines of 80 columns.
+
+    It lists no argument among the options.
+    """
     lines = run("sqs-redrive", "--help").stdout.splitlines()
     assert len(lines) <= 50
     assert max(map(len, lines)) <= 80
@@ -243,8 +261,11 @@ def test_the_help_fits_on_a_screen(run):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("command", [["sqs-peek"], ["sqs-redrive", "--yes", "--rate", "9/s"]])
-def test_a_signal_ends_a_command_that_waits_for_a_silent_sqs(tmp_path, command, number):
-    """No message is hidden yet. It went on for 45 seconds."""
+def test_signal_with_silent_sqs(tmp_path, command, number):
+    """A signal ends a command that waits for a silent SQS.
+
+    No message is hidden yet. The command went on for 45 seconds.
+    """
     with socket.create_server(("127.0.0.1", 0)) as silent, (tmp_path / "err").open("w") as errors:
         host = f"127.0.0.1:{silent.getsockname()[1]}"
         options = {"region": "us-east-1", "is_secure": False}
@@ -271,7 +292,8 @@ def test_a_signal_ends_a_command_that_waits_for_a_silent_sqs(tmp_path, command, 
 # For scripts
 
 
-def test_json_events_end_with_the_report(stage, run):
+def test_json_events(stage, run):
+    """With ``--json``, the last event has the report."""
     stage.fill_numbered(3)
     result = run("sqs-redrive", stage.dlq.name, "--yes", "--json")
     events = [json.loads(line) for line in result.stdout.splitlines()]
@@ -310,7 +332,8 @@ def signalled(stage, proxy, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_it_with_the_rest_given_back(stage, signalled, number):
+def test_signal_ends_redrive(stage, signalled, number):
+    """A signal ends a redrive, which gives the rest of the messages back."""
     bodies = stage.fill_numbered(100)
     assert signalled(number) == exit_codes.INTERRUPTED
     left, moved = stage.bodies(stage.dlq), stage.bodies(stage.queue)
@@ -319,9 +342,8 @@ def test_a_signal_ends_it_with_the_rest_given_back(stage, signalled, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_second_signal_ends_it_with_the_rest_hidden_for_a_while(
-    stage, signalled, number, tmp_path
-):
+def test_second_signal(stage, signalled, number, tmp_path):
+    """After a second signal, a redrive ends at once and the rest stays hidden for a while."""
     stage.fill_numbered(100)
     assert signalled(number, number) == exit_codes.INTERRUPTED
     lines = (tmp_path / "out").read_text().splitlines()
@@ -337,8 +359,12 @@ def test_a_second_signal_ends_it_with_the_rest_hidden_for_a_while(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_question_with_a_last_event(stage, tmp_path, number):
-    """SIGTERM killed it, without one; Ctrl-C was answered by: no terminal, give --yes."""
+def test_signal_ends_question(stage, tmp_path, number):
+    """A signal ends the question, and the redrive writes a last event.
+
+    SIGTERM killed it without one. After Ctrl-C it said that there is no terminal, and asked for
+    ``--yes``.
+    """
     stage.fill_numbered(3)
     with (tmp_path / "out").open("wb") as output, (tmp_path / "err").open("wb") as errors:
         streams = {"stdin": subprocess.PIPE, "stdout": output, "stderr": errors}
@@ -363,7 +389,11 @@ def test_a_signal_ends_the_question_with_a_last_event(stage, tmp_path, number):
 UNKNOWN = record(reason="not retryable", outcome="UNKNOWN")
 
 
-def test_unknown_outcomes_are_asked_for_by_a_question_of_their_own(stage, run):
+def test_question_of_unknown(stage, run):
+    """A redrive asks a separate question about messages with an unknown outcome.
+
+    Without a user to answer, these messages stay unless ``--include-unknown`` is given.
+    """
     origin = {"origin": stage.queue.arn}
     stage.fill(task(), MessageAttributes=record(**origin))
     stage.fill(task(), task(), MessageAttributes=record(outcome="UNKNOWN", **origin))
@@ -377,7 +407,8 @@ def test_unknown_outcomes_are_asked_for_by_a_question_of_their_own(stage, run):
     assert "2 of 2 sent." in run("sqs-redrive", stage.dlq.name, "--yes", "--include-unknown").stdout
 
 
-def test_one_message_is_shown_whole(stage, run):
+def test_show_one_message(stage, run):
+    """``sqs-peek --id`` shows one message with its whole record, and escapes control characters."""
     traceback = "Traceback (most recent call last):\n  File x\nOSError: \x1b[2J refused"
     body = stage.fill(
         task("mails.send", id="the-id"), MessageAttributes=record(traceback=traceback)
@@ -391,14 +422,19 @@ def test_one_message_is_shown_whole(stage, run):
 
 
 @pytest.mark.parametrize("command", [["sqs-redrive", "--yes"], ["sqs-peek"]])
-def test_json_ends_with_an_event_when_it_is_refused(run, command):
+def test_refused_as_json(run, command):
+    """With ``--json``, a refused command also ends with a last event."""
     result = run(*command, "no-such-queue", "--json")
     event = json.loads(result.stdout.splitlines()[-1])
     assert (event["event"], event["ended"]) == ("Finished", "refused")
     assert "no queue" in event["detail"]
 
 
-def test_without_a_terminal_it_says_what_to_do(stage, run):
+def test_without_terminal(stage, run):
+    """Without a terminal, a redrive asks for ``--yes``.
+
+    It asks only one question, as there is no user to answer a second one.
+    """
     stage.fill_numbered(1)
     result = run("sqs-redrive", stage.dlq.name)
     assert result.exit_code == exit_codes.INTERRUPTED
@@ -408,7 +444,8 @@ def test_without_a_terminal_it_says_what_to_do(stage, run):
     assert result.stderr.count("[y/N]") == 1, "nobody is there: no second question"
 
 
-def test_a_journal_is_kept_by_default_and_its_path_is_shown(stage, run, tmp_path):
+def test_journal_by_default(stage, run, tmp_path):
+    """A redrive keeps a journal by default, for its user alone, and shows its path."""
     stage.fill_numbered(3)
     result = run("sqs-redrive", stage.dlq.name, "--yes", "--rate", "100/s")
     (path,) = (tmp_path / "state" / "celery-sqs-backoff").iterdir()
@@ -419,13 +456,17 @@ def test_a_journal_is_kept_by_default_and_its_path_is_shown(stage, run, tmp_path
     assert len(list(path.parent.iterdir())) == 1
 
 
-def test_a_run_without_a_rate_is_warned_of(stage, run):
+def test_warns_without_rate(stage, run):
+    """A redrive without a rate prints a warning."""
     stage.fill_numbered(1)
     assert "Warning: no --rate" in run("sqs-redrive", stage.dlq.name, "--yes").stderr
 
 
-def test_what_is_printed_of_a_message_does_not_reach_the_terminal(stage, run):
-    """Escapes, bidirectional marks and sheer length: in reasons, origins, bodies and tasks."""
+def test_control_characters(stage, run):
+    """Control characters of a message do not reach the terminal.
+
+    The commands cut and escape reasons, origins, bodies and tasks.
+    """
     evil = "\x1b]0;pwned\x07\u202e" + "A" * 50_000
     stage.fill(
         json.dumps({"body": "", "headers": {"task": evil, "id": evil}}),
@@ -439,7 +480,8 @@ def test_what_is_printed_of_a_message_does_not_reach_the_terminal(stage, run):
 
 
 @pytest.mark.parametrize("named", ["its name", "its URL", "its ARN"])
-def test_messages_of_one_queue_of_a_shared_dead_letter_queue(stage, run, make_queue, named):
+def test_select_by_origin(stage, run, make_queue, named):
+    """``--from`` selects the messages of one queue of a shared dead-letter queue."""
     other = make_queue(dead_letter_queue=False)
     policy = {"deadLetterTargetArn": stage.dlq.arn, "maxReceiveCount": "3"}
     stage.sqs.set_queue_attributes(
@@ -455,7 +497,8 @@ def test_messages_of_one_queue_of_a_shared_dead_letter_queue(stage, run, make_qu
     assert not stage.bodies(stage.queue)
 
 
-def test_nobody_is_asked_about_nothing(stage, run):
+def test_no_question_about_nothing(stage, run):
+    """A redrive does not ask when there is nothing to send."""
     none = run("sqs-redrive", stage.dlq.name)
     assert (none.exit_code, "There is no message." in none.stderr) == (exit_codes.DONE, True)
     assert run("sqs-peek", stage.dlq.name, "--id", "x").exit_code == exit_codes.FOUND

@@ -31,7 +31,8 @@ def manage(stage, sqs_endpoint, tmp_path):
     return run
 
 
-def test_it_replays_a_dead_letter_queue(stage, manage):
+def test_replay(stage, manage):
+    """``manage.py`` looks at a dead-letter queue and replays it."""
     bodies = stage.fill(task("mails.send"), task("mails.send"), MessageAttributes=record())
     peeked = manage("sqs_peek", stage.dlq.url, "--json")
     assert peeked.returncode == exit_codes.DONE, peeked.stderr
@@ -49,13 +50,15 @@ def test_it_replays_a_dead_letter_queue(stage, manage):
         "help": (["--help"], exit_codes.DONE),
     },
 )
-def test_its_exit_codes_are_those_of_celery(stage, manage, arguments, code):
+def test_exit_codes(stage, manage, arguments, code):
+    """The Django command's exit codes are those of the Celery command."""
     ended = manage("sqs_redrive", stage.dlq.url, "--yes", *arguments)
     assert ended.returncode == code
     assert "Traceback" not in ended.stderr
 
 
-def test_djangos_own_options_are_taken(stage, manage):
+def test_django_options(stage, manage):
+    """The Django commands take Django's own options."""
     stage.fill(task("mails.send"))
     own = ["--settings", "example_project.settings", "--traceback", "-v", "2", "--no-color"]
     for arguments in (own, ["--settings=example_project.settings", "--verbosity=0"]):
@@ -64,7 +67,8 @@ def test_djangos_own_options_are_taken(stage, manage):
         assert json.loads(peeked.stdout)["messages"] == 1
 
 
-def test_manage_help_shows_the_options(manage):
+def test_help(manage):
+    """``manage.py help`` shows the options."""
     shown = manage("help", "sqs_redrive")
     assert shown.returncode == 0, shown.stderr
     for option in ("--rate", "--probe", "--journal", "--outcome"):

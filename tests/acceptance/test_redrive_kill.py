@@ -26,9 +26,8 @@ IN_THE_AIR = 4 * 10
 KILLS = int(os.environ.get("REDRIVE_KILLS", "5"))
 
 
-def test_killed_at_random_points_it_loses_nothing_and_repeats_only_what_it_names(
-    sqs, proxy, queue, tmp_path
-):
+def test_random_kills(sqs, proxy, queue, tmp_path):
+    """A redrive killed at random points loses no message and repeats only those that it names."""
     body_of = fill(sqs, queue.dlq.url)
     proxy.set_latency(4)
     journal, output = tmp_path / "journal", tmp_path / "events"

@@ -83,7 +83,8 @@ def terminal(stage, tmp_path):
         each.process.wait()
 
 
-def test_the_bar_keeps_its_counts(stage, terminal):
+def test_bar_keeps_counts(stage, terminal):
+    """The bar of a redrive shows its counts whole to the end."""
     bodies = stage.fill_numbered(80)
     shown = terminal("--yes", "--rate", "30/s")
     assert shown.process.wait(60) == 0
@@ -92,7 +93,8 @@ def test_the_bar_keeps_its_counts(stage, terminal):
     assert stage.bodies(stage.queue) == Counter(bodies)
 
 
-def test_a_terminal_that_hangs_up_loses_nothing(stage, terminal):
+def test_terminal_hangs_up(stage, terminal):
+    """A terminal that hangs up loses no message."""
     bodies = stage.fill_numbered(100)
     shown = terminal("--yes", "--rate", "10/s")
     eventually(

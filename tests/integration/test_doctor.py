@@ -72,15 +72,19 @@ def ids(result: Result) -> list[str]:
     return [finding["id"] for finding in json.loads(result.stdout)["findings"]]
 
 
-def test_a_good_queue_is_one_line(diagnose, broken):
+def test_healthy_queue(diagnose, broken):
+    """The doctor prints one line for a queue that is set up well."""
     queue = broken()
     result = diagnose(queues=(queue,))
     assert result.exit_code == DONE, result.output
     assert result.stdout == f"{len(RULES)} rules, 1 queue ({queue.name}): all well\n"
 
 
-def test_the_queues_that_workers_name_on_their_command_line_are_looked_at(diagnose, broken, app):
-    """Without task_queues an app knows its default queue alone, which nobody may consume."""
+def test_queues_by_option(diagnose, broken, app):
+    """The doctor checks the queues that workers name on their command line.
+
+    Without task_queues, an app knows only its default queue, which may have no consumer.
+    """
     unused, bulk, mails = broken(), broken(DelaySeconds="60"), broken()
     names = f"{bulk.name},{mails.name}"
     result = diagnose("-Q", names, "--format", "json", queues=(unused, bulk, mails))
@@ -90,14 +94,16 @@ def test_the_queues_that_workers_name_on_their_command_line_are_looked_at(diagno
     assert f"2 queues ({bulk.name}, {mails.name}): 1 warning" in diagnose("-Q", names).stdout
 
 
-def test_a_queue_that_the_app_does_not_have_is_refused(diagnose, broken, app):
+def test_unknown_queue(diagnose, broken, app):
+    """The doctor refuses a queue that the app does not have."""
     app.conf.task_create_missing_queues = False
     result = diagnose("-Q", "absent", queues=(broken(),))
     assert result.exit_code == 2
     assert "'absent' is not in task_queues" in result.stderr
 
 
-def test_queues_that_do_not_exist_are_findings_beside_those_of_others(diagnose, broken, app):
+def test_missing_queues(diagnose, broken, app):
+    """Queues that do not exist are findings beside those of other queues."""
     slow = broken(DelaySeconds="60")
     app.conf.task_queues = [Queue(slow.name), Queue("absent")]
     result = diagnose("--format", "json", queues=(slow,))
@@ -111,8 +117,11 @@ def test_queues_that_do_not_exist_are_findings_beside_those_of_others(diagnose, 
     assert "aws sqs create-queue --region us-east-1 --queue-name absent" in result.stdout
 
 
-def test_tasks_that_only_a_worker_imports_are_looked_at(diagnose, app, tmp_path, monkeypatch):
-    """``include``, ``imports`` and ``autodiscover_tasks`` name modules that nobody has imported."""
+def test_tasks_of_workers(diagnose, app, tmp_path, monkeypatch):
+    """The doctor checks tasks that only a worker imports.
+
+    ``include``, ``imports`` and ``autodiscover_tasks`` name modules that are not imported yet.
+    """
     module = f"tasks_{uuid4().hex}"
     (tmp_path / f"{module}.py").write_text(
         "from celery import shared_task\n@shared_task(name='shop.uncovered')\ndef task(): ...\n"
@@ -125,9 +134,8 @@ def test_tasks_that_only_a_worker_imports_are_looked_at(diagnose, app, tmp_path,
     assert diagnose("--offline", "--strict").exit_code == FOUND
 
 
-def test_a_module_that_cannot_be_imported_shows_no_credentials(
-    diagnose, app, tmp_path, monkeypatch
-):
+def test_module_with_credentials(diagnose, app, tmp_path, monkeypatch):
+    """The error of a module that cannot be imported shows no credentials."""
     module = f"tasks_{uuid4().hex}"
     (tmp_path / f"{module}.py").write_text(f"raise ValueError('redis://u:{SECRET}@db: not a DSN')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -138,7 +146,8 @@ def test_a_module_that_cannot_be_imported_shows_no_credentials(
     assert SECRET not in result.output
 
 
-def test_findings_can_be_ignored_with_a_reason_only(diagnose, broken, app):
+def test_ignored_findings(diagnose, broken, app):
+    """A user can ignore a finding only with a reason."""
     queue = broken(DelaySeconds="60")
     for rule in ("W015", f"W015:{queue.name}"):
         app.conf.sqs_backoff = {"ignore_findings": {rule: "we batch"}}
@@ -148,8 +157,11 @@ def test_findings_can_be_ignored_with_a_reason_only(diagnose, broken, app):
         assert ids(diagnose("--format", "json")) == ["W015"]
 
 
-def test_json_has_the_names_that_scripts_rely_on(diagnose, broken):
-    """``fix`` has a third, for what neither can change."""
+def test_json_keys(diagnose, broken):
+    """The JSON output has the keys that scripts rely on.
+
+    ``fix`` has a third key, for changes by other means than the AWS CLI and Terraform.
+    """
     queue = broken(DelaySeconds="60")
     [finding] = json.loads(diagnose("--format", "json", queues=(queue,)).stdout)["findings"]
     assert set(finding) == {"id", "severity", "subject", "evidence", "consequence", "fix"}
@@ -160,15 +172,19 @@ def test_json_has_the_names_that_scripts_rely_on(diagnose, broken):
     assert "delay_seconds = 0" in finding["fix"]["terraform"]
 
 
-def test_a_rule_can_be_explained(diagnose):
+def test_explain(diagnose):
+    """``--explain`` prints a rule, in upper or lower case."""
     result = diagnose("--explain", "w010")
     assert result.exit_code == 0
     assert "W010 (warning)" in result.stdout
     assert diagnose("--explain", "W999").exit_code == 2
 
 
-def test_a_queue_that_cannot_be_read_is_no_good_queue(diagnose, app):
-    """With predefined queues nothing is asked before the first attributes are read."""
+def test_unreadable_queue(diagnose, app):
+    """The doctor does not call a queue well that it cannot read.
+
+    With predefined queues, the first call to SQS is the one that reads the attributes.
+    """
     url = "http://127.0.0.1:1/123456789012/mails"
     app.conf.update(
         broker_url="sqs://key:hunter2@127.0.0.1:1//",
@@ -186,8 +202,11 @@ def test_a_queue_that_cannot_be_read_is_no_good_queue(diagnose, app):
     assert "all well" not in result.stdout
 
 
-def test_an_identity_that_may_do_nothing_is_told_of_all_that_it_lacks(diagnose, app, queue, proxy):
-    """Not of one action, and when it has that of the next."""
+def test_no_permissions(diagnose, app, queue, proxy):
+    """The doctor names all permissions that an identity lacks, in one finding.
+
+    It does not name one action, and the next one after that is granted.
+    """
     proxy.inject(http_error(403, "AccessDenied", sender_fault=True))
     app.conf.update(local_sqs_settings(proxy.endpoint, queue))
     result = diagnose("--format", "json")
@@ -198,8 +217,11 @@ def test_an_identity_that_may_do_nothing_is_told_of_all_that_it_lacks(diagnose, 
         assert f"sqs:{action}" in found["evidence"]
 
 
-def test_a_wrong_secret_key_lacks_no_permission(diagnose, app, queue, proxy):
-    """Whoever is told so looks for a policy, and the key stays wrong."""
+def test_wrong_secret_key(diagnose, app, queue, proxy):
+    """The doctor does not take a wrong secret key for a missing permission.
+
+    A user would look for a policy, and the key would stay wrong.
+    """
     proxy.inject(http_error(403, "SignatureDoesNotMatch", sender_fault=True))
     app.conf.update(local_sqs_settings(proxy.endpoint, queue))
     result = diagnose()
@@ -208,8 +230,11 @@ def test_a_wrong_secret_key_lacks_no_permission(diagnose, app, queue, proxy):
     assert "E027" not in result.stdout
 
 
-def test_a_denied_queue_is_not_well_where_the_denial_is_ignored(diagnose, app, queue, proxy):
-    """None of its rules could be asked."""
+def test_ignored_denial(diagnose, app, queue, proxy):
+    """The doctor does not call a denied queue well when its denial is ignored.
+
+    It could check none of the queue's rules.
+    """
     denied = http_error(403, "AccessDenied", sender_fault=True, actions=("GetQueueAttributes",))
     proxy.inject(denied)
     app.conf.update(local_sqs_settings(proxy.endpoint, queue))
@@ -221,8 +246,11 @@ def test_a_denied_queue_is_not_well_where_the_denial_is_ignored(diagnose, app, q
     assert "all well" not in result.stdout
 
 
-def test_where_queues_may_not_be_listed_the_action_is_named(diagnose, app, queue, proxy):
-    """Without predefined queues kombu lists them before all else."""
+def test_no_right_to_list(diagnose, app, queue, proxy):
+    """The doctor names the action when it may not list queues.
+
+    Without predefined queues, kombu lists them first.
+    """
     proxy.inject(http_error(403, "AccessDenied", sender_fault=True, actions=("ListQueues",)))
     app.conf.update(local_sqs_settings(proxy.endpoint, queue))
     del app.conf.broker_transport_options["predefined_queues"]
@@ -231,8 +259,11 @@ def test_where_queues_may_not_be_listed_the_action_is_named(diagnose, app, queue
     assert "cannot read the queues: AccessDenied (ListQueues)" in result.stderr
 
 
-def test_a_list_of_brokers_is_looked_at(diagnose, broken, app):
-    """Celery takes one, for failover; nothing was looked at, and all was well."""
+def test_list_of_brokers(diagnose, broken, app):
+    """The doctor checks an app with a list of brokers.
+
+    Celery takes a list for failover. The doctor checked nothing, and found all well.
+    """
     queue = broken(DelaySeconds="60")
     diagnose(queues=(queue,))
     app.conf.broker_url = [app.conf.broker_url]
@@ -240,7 +271,8 @@ def test_a_list_of_brokers_is_looked_at(diagnose, broken, app):
     assert ids(diagnose("--format", "json")) == ["W015"]
 
 
-def test_offline_asks_nobody(diagnose, app):
+def test_offline(diagnose, app):
+    """``--offline`` calls neither SQS nor any other server."""
     app.conf.update(broker_url="sqs://key:hunter2@127.0.0.1:1//", worker_send_task_events=True)
     result = diagnose("--offline", "--format", "json")
     assert ids(result) == ["W029"]

@@ -28,7 +28,8 @@ def manage(sqs_endpoint, queue, tmp_path):
     return run
 
 
-def test_a_plain_check_asks_nobody(manage):
+def test_plain_check(manage):
+    """A plain ``manage.py check`` calls no server."""
     done = manage("check", "--tag", "celery_sqs_backoff", endpoint="http://127.0.0.1:1")
     assert done.returncode == 0, done.stderr
 
@@ -41,7 +42,8 @@ def test_a_plain_check_asks_nobody(manage):
     ],
     ids=["unknown option", "not a mapping"],
 )
-def test_settings_that_no_worker_can_use_are_an_error(manage, tmp_path, setting):
+def test_invalid_settings(manage, tmp_path, setting):
+    """Settings that no worker can use are an error."""
     text = f"from example_project.settings import *\n{setting}\n"
     (tmp_path / "wrong_settings.py").write_text(text)
     done = manage("check", settings="wrong_settings")
@@ -53,7 +55,8 @@ def test_settings_that_no_worker_can_use_are_an_error(manage, tmp_path, setting)
     assert "cannot load the app" in done.stderr
 
 
-def test_a_module_of_tasks_that_fails_is_named_with_its_line(manage, tmp_path):
+def test_failing_module(manage, tmp_path):
+    """The error of a module of tasks names the module and its line."""
     (tmp_path / "wrong_tasks.py").write_text("def of(key):\n    return {}[key]\n\nof('a')\n")
     text = "from example_project.settings import *\nCELERY_IMPORTS = ['wrong_tasks']\n"
     (tmp_path / "wrong_settings.py").write_text(text)
@@ -70,8 +73,11 @@ def test_a_module_of_tasks_that_fails_is_named_with_its_line(manage, tmp_path):
     ],
     ids=["library", "exit"],
 )
-def test_tasks_that_cannot_be_imported_here_stop_no_migration(manage, tmp_path, module, said):
-    """``migrate`` runs the checks, in an image or a job that has not all that workers have."""
+def test_migrate_without_tasks(manage, tmp_path, module, said):
+    """Tasks that cannot be imported here stop no migration.
+
+    ``migrate`` runs the checks, perhaps in an image or a job without the workers' libraries.
+    """
     (tmp_path / "workers_tasks.py").write_text(f"{module}\n")
     (tmp_path / "migrating_settings.py").write_text(
         "from example_project.settings import *\nCELERY_IMPORTS = ['workers_tasks']\n"
@@ -84,7 +90,8 @@ def test_tasks_that_cannot_be_imported_here_stop_no_migration(manage, tmp_path, 
     assert said in done.stderr
 
 
-def test_what_modules_print_or_exit_with_is_no_result(manage, tmp_path):
+def test_modules_print_or_exit(manage, tmp_path):
+    """The doctor's result contains neither the output nor the exit of a module."""
     (tmp_path / "loud_tasks.py").write_text("print('loud')\n")
     (tmp_path / "ending_tasks.py").write_text("import sys\nsys.exit('no key')\n")
     for name in ("loud", "ending"):
@@ -125,21 +132,26 @@ def without_app(tmp_path):
 @pytest.mark.parametrize(
     "command", [["sqs_doctor"], ["sqs_doctor", "--offline"], ["sqs_status", "--json"]], ids=" ".join
 )
-def test_a_command_does_not_look_at_an_app_that_celery_has_made_up(without_app, command):
-    """It has another broker and no task: the doctor would find that all is well."""
+def test_app_not_imported(without_app, command):
+    """A command refuses an app that Celery has made up.
+
+    That app has another broker and no task, so the doctor would find that all is well.
+    """
     done = without_app(*command)
     assert (done.returncode, done.stdout) == (2, "")
     assert "the project's Celery app is not imported" in done.stderr
 
 
-def test_one_check_says_that_the_projects_app_is_not_imported(without_app):
+def test_check_of_missing_app(without_app):
+    """One check says that the project's app is not imported."""
     done = without_app("check", "--tag", "celery_sqs_backoff")
     assert done.stderr.count("(celery_sqs_backoff.") == 1
     assert "(celery_sqs_backoff.W035)" in done.stderr
     assert done.returncode == 0
 
 
-def test_the_command_is_the_same_as_celerys(manage, sqs, queue):
+def test_same_as_celery_command(manage, sqs, queue):
+    """The Django command finds the same faults as Celery's."""
     sqs.set_queue_attributes(QueueUrl=queue.url, Attributes={"VisibilityTimeout": "0"})
     done = manage("sqs_doctor", "--format", "json")
     assert done.returncode == exit_codes.FOUND

@@ -129,11 +129,13 @@ def diagnose(app: Celery) -> dict[str, list[str]]:
     return dict(found)
 
 
-def test_each_fault_is_found_and_none_where_all_is_well(app, sqs_endpoint):
+def test_each_fault(app, sqs_endpoint):
+    """The doctor finds each fault of a queue, and nothing about queues that are set up well."""
     find_each(app, sqs_endpoint, server_name())
 
 
-def test_the_same_on_moto(app, sqs_server):
+def test_each_fault_on_moto(app, sqs_server):
+    """The doctor finds the same faults on moto."""
     find_each(app, sqs_server, "moto")
 
 
@@ -153,7 +155,8 @@ def find_each(app: Celery, endpoint: str, server: str) -> None:
     assert set(found) == {made.name for made in broken.values()}, "nothing about the right ones"
 
 
-def test_a_worker_that_may_not_send_its_dead_letters_is_found(app, sqs, proxy):
+def test_no_right_to_dead_letter(app, sqs, proxy):
+    """The doctor finds a worker that may not send its dead letters."""
     made = Made(sqs, queue_name("denied"))
     consume(app, proxy.endpoint, [made])
     proxy.inject(http_error(403, "AccessDenied", actions=["SendMessageBatch"]))
@@ -163,8 +166,11 @@ def test_a_worker_that_may_not_send_its_dead_letters_is_found(app, sqs, proxy):
     assert "never becomes a dead letter" in finding.consequence
 
 
-def test_the_policy_of_a_worker_in_the_docs_is_no_error(app, sqs, sqs_endpoint, monkeypatch):
-    """It may send to the dead-letter queue, and not read it."""
+def test_policy_of_the_docs(app, sqs, sqs_endpoint, monkeypatch):
+    """The doctor reports no error for the worker's policy in the docs.
+
+    That policy allows sending to the dead-letter queue, and not reading it.
+    """
     made = Made(sqs, queue_name("right"))
     consume(app, sqs_endpoint, [made])
     read = Calls.attributes

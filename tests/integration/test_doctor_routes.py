@@ -70,8 +70,11 @@ ROUTES = {
 
 @pytest.mark.filterwarnings("ignore:(?s).*task attribute is deprecated")
 @pytest.mark.parametrize(("routes", "expected"), ROUTES.values(), ids=ROUTES.keys())
-def test_a_task_goes_where_the_doctor_says(sqs_endpoint, sqs, make_queue, routes, expected):
-    """To no queue where its route names an exchange: kombu drops it, and raises nothing."""
+def test_routes(sqs_endpoint, sqs, make_queue, routes, expected):
+    """A task goes to the queue that the doctor names.
+
+    It goes to no queue if its route names an exchange: kombu drops it, and raises nothing.
+    """
     queues = {"plain": make_queue(), "bulk": make_queue(), "many": make_queue()}
     settings = local_sqs_settings(sqs_endpoint, *queues.values())
     urls = settings["broker_transport_options"]["predefined_queues"]

@@ -48,13 +48,15 @@ def fifo(sqs, proxy, make_queue):
     ],
     ids=["name", "url", "arn", "dlq-name", "dlq-url", "dlq-arn"],
 )
-def test_the_source_can_be_named_in_six_ways(stage, source):
+def test_names_of_source(stage, source):
+    """A user can name the source in six ways."""
     stage.fill("hello")
     assert stage.redrive(source(stage)).sent == 1
     assert stage.bodies(stage.queue) == Counter(["hello"])
 
 
-def test_queues_need_not_be_predefined(stage):
+def test_without_predefined_queues(stage):
+    """A redrive finds queues that are not predefined."""
     stage.app.conf.broker_transport_options = {
         name: value
         for name, value in stage.app.conf.broker_transport_options.items()
@@ -64,7 +66,8 @@ def test_queues_need_not_be_predefined(stage):
     assert stage.redrive(stage.queue.name).sent == 1
 
 
-def test_a_destination_that_is_given_holds_for_all_messages(stage, make_queue, proxy):
+def test_given_destination(stage, make_queue, proxy):
+    """A destination given by the user holds for all messages."""
     other = make_queue()
     stage.app.conf.update(local_sqs_settings(proxy.endpoint, stage.queue, other))
     stage.fill("hello", MessageAttributes=record(origin=stage.queue.arn))
@@ -72,15 +75,19 @@ def test_a_destination_that_is_given_holds_for_all_messages(stage, make_queue, p
     assert stage.bodies(other) == Counter(["hello"])
 
 
-def test_fifo_and_standard_do_not_mix(stage, fifo, proxy):
+def test_fifo_to_standard(stage, fifo, proxy):
+    """A redrive refuses to mix FIFO and standard queues."""
     stage.app.conf.update(local_sqs_settings(proxy.endpoint, stage.queue, fifo.queue))
     with pytest.raises(RedriveRefused, match="not of the same type"):
         stage.redrive(to=fifo.queue.name)
 
 
 @pytest.mark.parametrize("named", [[], ["mails", "bulk", "sms"]], ids=["any", "predefined"])
-def test_an_sqs_that_accepts_connections_and_is_silent_is_said_soon(stage, monkeypatch, named):
-    """It took four minutes: of botocore's timeouts, or of six tries for each queue."""
+def test_silent_sqs(stage, monkeypatch, named):
+    """A redrive soon reports an SQS that accepts connections and stays silent.
+
+    It took four minutes: for botocore's timeouts, or for six tries of each queue.
+    """
     soon = {"connect_timeout": 0.3, "read_timeout": 0.3, "retries": {"total_max_attempts": 2}}
     monkeypatch.setattr(find_queue, "_SOON", soon)
     monkeypatch.setattr(clients, "_SETTLING", clients._SETTLING.merge(Config(read_timeout=0.3)))
@@ -106,7 +113,8 @@ def test_an_sqs_that_accepts_connections_and_is_silent_is_said_soon(stage, monke
 # What a message keeps
 
 
-def test_all_attributes_and_the_fair_queue_group_are_kept(stage):
+def test_attributes_and_group(stage):
+    """A redrive keeps all attributes and the group of a fair queue."""
     own = {
         "text": {"DataType": "String", "StringValue": "é"},
         "number": {"DataType": "Number", "StringValue": "12"},
@@ -129,7 +137,10 @@ def test_all_attributes_and_the_fair_queue_group_are_kept(stage):
 
 @pytest.mark.parametrize(("expired", "sent", "skipped"), [("leave", 1, 1), ("extend", 2, 0)])
 def test_expired_tasks(stage, expired, sent, skipped):
-    """A worker would throw them away: sent as they are, they would be lost."""
+    """A redrive leaves expired tasks, or extends them on request.
+
+    A worker would throw them away, so an unchanged task would be lost.
+    """
     stage.fill(task(), task(expires="2020-01-01T00:00:00+00:00"))
     report = stage.redrive(expired=expired)
     assert (report.sent, report.skipped) == (sent, skipped)
@@ -141,7 +152,8 @@ def test_expired_tasks(stage, expired, sent, skipped):
 # When
 
 
-def test_spread_gives_each_message_a_delay_of_its_own(stage, proxy):
+def test_spread(stage, proxy):
+    """``spread`` gives each message its own delay."""
     proxy.record("SendMessageBatch")
     stage.fill_numbered(60)
     stage.redrive(spread="10m")
@@ -155,7 +167,8 @@ def test_spread_gives_each_message_a_delay_of_its_own(stage, proxy):
     assert max(delays) > 450
 
 
-def test_a_parked_message_waits_for_the_rest_of_its_backoff(stage, proxy):
+def test_parked_message(stage, proxy):
+    """A parked message waits for the rest of its backoff."""
     proxy.record("SendMessageBatch")
     stage.fill(
         "x",
@@ -169,7 +182,8 @@ def test_a_parked_message_waits_for_the_rest_of_its_backoff(stage, proxy):
 # The gate
 
 
-def test_a_provider_that_is_down_keeps_the_redrive_from_starting(stage, proxy):
+def test_provider_is_down(stage, proxy):
+    """A redrive does not start while the provider is down."""
     stage.fill_numbered(5)
     proxy.reset()
     report = stage.redrive(probe=lambda: False)
@@ -181,7 +195,11 @@ def test_a_provider_that_is_down_keeps_the_redrive_from_starting(stage, proxy):
 # FIFO
 
 
-def test_fifo_keeps_order_and_groups_and_asks_with_a_new_deduplication_id(fifo, proxy):
+def test_fifo_order(fifo, proxy):
+    """A redrive of a FIFO queue keeps order and groups.
+
+    It sends each message with a new deduplication id.
+    """
     proxy.record("SendMessageBatch")
     for n in range(6):
         fifo.sqs.send_message(
@@ -205,6 +223,7 @@ def test_fifo_keeps_order_and_groups_and_asks_with_a_new_deduplication_id(fifo, 
 
 
 def test_fifo_takes_no_spread(fifo):
+    """A redrive of a FIFO queue refuses ``spread``."""
     with pytest.raises(RedriveRefused, match="FIFO"):
         fifo.redrive(spread="1m")
 
@@ -212,7 +231,8 @@ def test_fifo_takes_no_spread(fifo):
 # Archive
 
 
-def test_an_archive_is_on_the_disk_before_anything_is_deleted(stage, tmp_path, proxy):
+def test_archive_before_delete(stage, tmp_path, proxy):
+    """Messages are in the archive on the disk before SQS deletes them."""
     archive, seen = tmp_path / "a.jsonl", []
     stage.fill_numbered(30)
 
@@ -229,7 +249,8 @@ def test_an_archive_is_on_the_disk_before_anything_is_deleted(stage, tmp_path, p
 # Looking
 
 
-def test_a_look_tells_what_is_there_and_gives_it_back(stage):
+def test_peek(stage):
+    """A peek describes the messages and gives them back."""
     stage.fill(task("mails.send"), MessageAttributes=record(origin=stage.queue.arn))
     stage.fill(task("sms.send"), "not celery's", task(expires="2020-01-01T00:00:00+00:00"))
     plan = peek(stage.app, stage.dlq.name, rate="1/s", ramp="10s")
@@ -243,14 +264,16 @@ def test_a_look_tells_what_is_there_and_gives_it_back(stage):
     assert sum(stage.bodies(stage.dlq).values()) == 4  # visible at once
 
 
-def test_a_look_at_part_estimates_the_whole(stage):
+def test_peek_at_sample(stage):
+    """A peek at a sample estimates the whole queue."""
     stage.fill_numbered(40)
     plan = peek(stage.app, stage.dlq.name, sample=10, rate="10/s")
     assert (plan.looked_at, plan.to_send) == (10, 40)
     assert plan.duration_seconds == pytest.approx(4)
 
 
-def test_a_redrive_needs_no_more_rights_than_its_table(stage, proxy):
+def test_rights(stage, proxy):
+    """A redrive needs no more rights than the table in the docs lists."""
     stage.fill_numbered(12)
     proxy.reset()
     assert stage.redrive(task="none").skipped == 12

@@ -40,9 +40,8 @@ def depth(client: Any, queue: LocalQueue) -> int:
     return sum(int(v) for k, v in found.items() if k.startswith("ApproximateNumberOf"))
 
 
-def test_a_chain_goes_on_after_the_task_that_is_replayed(
-    sqs_celery_app, sqs_worker, sqs_queue, sqs_client, canvas
-):
+def test_chain_goes_on(sqs_celery_app, sqs_worker, sqs_queue, sqs_client, canvas):
+    """A chain goes on after its failed task is replayed."""
     with sqs_worker():
         chain(canvas["first"].s(), canvas["then"].s()).delay()
         eventually(lambda: depth(sqs_client, sqs_queue.dlq) == 1, timeout=20)
@@ -51,9 +50,8 @@ def test_a_chain_goes_on_after_the_task_that_is_replayed(
         eventually(lambda: canvas["state"]["ran"] == ["first", ("then", 1)], timeout=20)
 
 
-def test_a_chord_that_has_failed_stays_failed(
-    sqs_celery_app, sqs_worker, sqs_queue, sqs_client, canvas
-):
+def test_chord_stays_failed(sqs_celery_app, sqs_worker, sqs_queue, sqs_client, canvas):
+    """A chord that has failed stays failed after a replay."""
     with sqs_worker():
         result = chord([canvas["first"].s(), canvas["other"].s()])(canvas["then"].s())
         eventually(lambda: depth(sqs_client, sqs_queue.dlq) == 1, timeout=20)

@@ -46,7 +46,8 @@ def drain(stage):
     return stage.bodies
 
 
-def test_every_message_moves_once_for_three_tenths_of_a_call(app, queue, fill, drain, proxy):
+def test_calls_per_message(app, queue, fill, drain, proxy):
+    """A redrive moves every message once, with 0.3 calls per message."""
     bodies = fill(250)
     proxy.reset()
     report = redrive(app, queue.dlq.name)
@@ -56,7 +57,8 @@ def test_every_message_moves_once_for_three_tenths_of_a_call(app, queue, fill, d
     assert drain(queue) == Counter(bodies)
 
 
-def test_two_redrives_at_once_send_each_message_once(app, queue, fill, drain):
+def test_two_redrives(app, queue, fill, drain):
+    """Two redrives at the same time send each message once."""
     bodies = fill(300)
     reports = []
     threads = [
@@ -83,10 +85,11 @@ def test_two_redrives_at_once_send_each_message_once(app, queue, fill, drain):
         (DELETE, 10, "DeleteMessageBatch: AccessDenied."),
     ],
 )
-def test_without_a_permission_a_redrive_says_so_and_loses_nothing(
-    app, queue, fill, drain, proxy, action, sent, text
-):
-    """Without the right to delete no more than one batch is delivered and left."""
+def test_missing_permission(app, queue, fill, drain, proxy, action, sent, text):
+    """A redrive without a permission names it, and loses no message.
+
+    Without the right to delete, it delivers and leaves at most one batch.
+    """
     bodies = fill(30)
     proxy.inject(http_error(403, "AccessDenied", actions=(action,), sender_fault=True))
     text = text.format(dlq=queue.dlq.name, main=queue.name)
@@ -106,9 +109,8 @@ def test_without_a_permission_a_redrive_says_so_and_loses_nothing(
     assert set(drain(queue.dlq)) | set(moved) == set(bodies)
 
 
-def test_without_the_right_to_show_messages_again_a_redrive_says_how_long_they_are_hidden(
-    app, queue, fill, proxy
-):
+def test_no_right_to_show_again(app, queue, fill, proxy):
+    """A redrive without the right to show messages again reports how long they are hidden."""
     fill(5)
     denied = http_error(
         403, "AccessDenied", actions=("ChangeMessageVisibilityBatch",), sender_fault=True

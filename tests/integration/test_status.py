@@ -37,7 +37,8 @@ def run(app, monkeypatch):
     return run
 
 
-def test_an_empty_queue_is_known_whole(run, queue):
+def test_empty_queue(run, queue):
+    """All numbers of an empty queue are known."""
     result = run("--json")
     assert result.exit_code == DONE
     assert json.loads(result.stdout) == {
@@ -57,7 +58,8 @@ def test_an_empty_queue_is_known_whole(run, queue):
     }
 
 
-def test_what_is_in_flight_may_run_or_wait(run, queue, sqs):
+def test_in_flight(run, queue, sqs):
+    """Messages in flight may run or wait, so both numbers are unknown without workers' records."""
     assert queue.dlq is not None
     for url, bodies in ((queue.url, 3), (queue.dlq.url, 2)):
         for _ in range(bodies):
@@ -72,13 +74,15 @@ def test_what_is_in_flight_may_run_or_wait(run, queue, sqs):
     assert queue.name[:20] in shown.replace("\n", "")
 
 
-def test_a_store_of_each_process_is_one_that_is_set(run, app):
+def test_memory_store(run, app):
+    """The status explains that workers do not share a store in memory."""
     app.conf.sqs_backoff = {"store": "memory://"}
     assert "sqs_backoff['store'] is one that workers do not share" in run().stdout
     assert run("--json").stderr == ""
 
 
-def test_a_queue_that_cannot_be_read_is_named(run, app):
+def test_unreadable_queue(run, app):
+    """The status names a queue that it cannot read."""
     url = "http://127.0.0.1:1/123456789012/mails"
     app.conf.broker_transport_options = {
         **app.conf.broker_transport_options,
@@ -93,7 +97,8 @@ def test_a_queue_that_cannot_be_read_is_named(run, app):
     assert "hunter2" not in result.output
 
 
-def test_a_queue_that_does_not_exist_hides_no_other(run, app, queue):
+def test_missing_queue(run, app, queue):
+    """A queue that does not exist hides no other queue."""
     app.conf.task_queues = [Queue(queue.name), Queue("absent")]
     result = run("--json")
     assert result.exit_code == USAGE
@@ -108,8 +113,11 @@ def test_a_queue_that_does_not_exist_hides_no_other(run, app, queue):
     assert "cannot read queue absent: QueueDoesNotExist" in result.stderr
 
 
-def test_the_queues_that_workers_name_on_their_command_line_are_shown(run, app, queue, monkeypatch):
-    """Without task_queues an app knows its default queue alone, which nobody may consume."""
+def test_queues_of_workers(run, app, queue, monkeypatch):
+    """The status names the queues that workers receive from and that it does not show.
+
+    Without task_queues, an app knows only its default queue, which may have no consumer.
+    """
     app.conf.task_default_queue = "unused"
     told = WorkerNow(queues={queue.name: QueueNow(running=1)})
     monkeypatch.setattr(status, "_workers", lambda app: ([told], ""))
@@ -124,8 +132,11 @@ def test_the_queues_that_workers_name_on_their_command_line_are_shown(run, app, 
     assert "not shown" not in run("-Q", "unused").stdout, "it is what was asked for"
 
 
-def test_queues_of_the_same_credentials_share_a_client(run, app, queue, monkeypatch):
-    """A client costs up to half a second of CPU: at night, 200 queues took two minutes."""
+def test_shared_client(run, app, queue, monkeypatch):
+    """Queues with the same credentials share a client.
+
+    A client costs up to half a second of CPU: at night, 200 queues took two minutes.
+    """
     made = []
     new_client = Channel.new_sqs_client
 
@@ -149,8 +160,11 @@ def test_queues_of_the_same_credentials_share_a_client(run, app, queue, monkeypa
     assert sorted(made) == ["other", "testing"]
 
 
-def test_a_store_that_is_away_is_no_provider_that_is_well(run, app):
-    """A script sees no provider that is down: it must see why."""
+def test_store_is_away(run, app):
+    """The status reports that it cannot read the store.
+
+    A script that sees no provider must know why.
+    """
     assert run("--json").stderr == "", "no store: nothing is missing"
     app.conf.sqs_backoff = {"store": "redis://:hunter2@127.0.0.1:1/0", "secret": "s" * 32}
     result = run("--json")
@@ -159,8 +173,11 @@ def test_a_store_that_is_away_is_no_provider_that_is_well(run, app):
     assert result.exit_code == DONE
 
 
-def test_an_sqs_that_does_not_answer_is_said_soon(run, app, monkeypatch):
-    """botocore's own patience is three minutes, for each queue."""
+def test_silent_sqs(run, app, monkeypatch):
+    """The status soon reports an SQS that does not answer.
+
+    botocore's own timeouts take three minutes for each queue.
+    """
     patience = clients._SETTLING.merge(Config(connect_timeout=0.3, read_timeout=0.3))
     monkeypatch.setattr(clients, "_SETTLING", patience)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -178,7 +195,8 @@ def test_an_sqs_that_does_not_answer_is_said_soon(run, app, monkeypatch):
     assert "cannot read queue mails: ReadTimeoutError" in result.stderr
 
 
-def test_a_users_own_timeouts_have_precedence(app):
+def test_own_timeouts(app):
+    """A user's own timeouts have precedence."""
     app.conf.broker_transport_options = {"client-config": {"read_timeout": 77}}
     config = connection_to_look(app).transport_options["client-config"]
     assert (config["connect_timeout"], config["read_timeout"]) == (5, 77)

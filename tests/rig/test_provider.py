@@ -44,8 +44,11 @@ def test_prefetched_when_provider_fails(rig, pool):
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_gate_that_fails_when_the_task_begins(rig, pool, monkeypatch):
-    """The error ended a prefork worker; a thread pool dropped the run, and held the message."""
+def test_gate_fails(rig, pool, monkeypatch):
+    """The worker survives a gate that fails when the task begins, and hides the message.
+
+    The error ended a prefork worker. A thread pool dropped the run, and held the message.
+    """
     rig.task(returns, provider=Provider("mail"))
     worker = rig.start_worker(pool=pool)
     monkeypatch.setattr("celery_sqs_backoff.worker.providers.Gate.lets_begin", lambda *_: 1 / 0)
@@ -76,7 +79,8 @@ def test_lost_before_it_begins(rig):
     assert not worker.requests
 
 
-def test_hidden_by_its_rate_after_it_waited_in_celery(rig):
+def test_hidden_after_eta(rig):
+    """A message that waited in Celery for its ETA is hidden for its provider's rate."""
     rig.task(returns, provider=Provider("mail", rate="1/m"))
     worker = rig.start_worker(processes=4)
     messages = [rig.send() for _ in range(8)]

@@ -17,7 +17,8 @@ AT_A_TIME = 5
 
 
 @pytest.mark.parametrize("seed", range(0, HISTORIES, AT_A_TIME))
-def test_every_message_is_accounted_for_and_every_duplicate_is_named(seed: int) -> None:
+def test_random_histories(seed: int) -> None:
+    """A redrive accounts for every message and names every duplicate."""
     failure = first_failure(range(seed, seed + AT_A_TIME))
     if failure is not None:
         seed, exc = failure
@@ -28,5 +29,6 @@ def test_every_message_is_accounted_for_and_every_duplicate_is_named(seed: int) 
 
 @pytest.mark.parametrize("mistake", MUTATIONS)
 def test_a_mistake_is_found(mistake: str) -> None:
+    """The simulation finds each deliberate mistake within 400 histories."""
     with MUTATIONS[mistake]():
         assert first_failure(range(400)) is not None

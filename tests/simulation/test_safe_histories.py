@@ -19,7 +19,8 @@ HISTORIES, AT_A_TIME = {"guard": 150, "step": 120, "workflow": 100}, 10
     ("kind", "seed"),
     [(kind, seed) for kind in (*KINDS, WORKFLOW) for seed in range(0, HISTORIES[kind], AT_A_TIME)],
 )
-def test_what_is_promised_holds_wherever_a_process_ends(kind: str, seed: int) -> None:
+def test_random_kills(kind: str, seed: int) -> None:
+    """Guards, steps and workflows keep their promises wherever a process ends."""
     happened = simulate(kind, histories=AT_A_TIME, seed=seed)
     assert happened["killed"]
 

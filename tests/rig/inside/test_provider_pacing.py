@@ -126,6 +126,7 @@ def test_slow_store_is_away() -> None:
 
 
 def test_full_line_asks_rarely() -> None:
+    """A full line starts its messages at the rate, and rarely asks the store for slots."""
     scene = Scene()
     scene.line(1000)
     for _ in range(100):
@@ -143,6 +144,7 @@ def real_pacer(look: Callable[[], float | None] = lambda: None) -> Pacer:
 
 
 def test_threads_start_and_end() -> None:
+    """The pacer's threads start with the first message and end when it stops."""
     pacer, started = real_pacer(), threading.Event()
     join(pacer, make_pace(100.0), started.set)
     assert started.wait(10)
@@ -168,9 +170,8 @@ def test_no_thread_left(monkeypatch: pytest.MonkeyPatch) -> None:
     pacer.stop()
 
 
-def test_look_that_fails_is_repeated(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_look_fails(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The pacer repeats a look that fails, and logs its error without the text."""
     monkeypatch.setattr(pacing, "_AFTER_FAULT_SECONDS", 0.01)
     looks: list[float] = []
 
@@ -188,8 +189,11 @@ def test_look_that_fails_is_repeated(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_dead_thread_is_a_fault_until_the_worker_stops() -> None:
-    """Messages in line would be held for ever, by a worker that looks alive."""
+def test_dead_thread_is_a_fault() -> None:
+    """A dead thread of the pacer is a fault until the worker stops.
+
+    Otherwise, a worker that looks alive would hold the messages in line for ever.
+    """
     pacer = real_pacer()
     assert pacer.fault() is None
 

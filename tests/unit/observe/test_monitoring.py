@@ -245,10 +245,12 @@ AWAY = [
 
 
 def test_each_alert_has_a_case():
+    """Each alert has a case."""
     assert set(FIRES) == set(ALERTS)
 
 
-def test_the_alerts_fire_when_they_should_and_only_then(tmp_path):
+def test_alerts_fire(tmp_path):
+    """The alerts fire when they should, and at no other time."""
     if PROMTOOL is None:
         pytest.skip("needs promtool (Debian's package prometheus)")
     severity = {name: alert["labels"]["severity"] for name, alert in ALERTS.items()}

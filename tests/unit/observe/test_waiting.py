@@ -55,7 +55,11 @@ OF_TASK: dict[str, Any] = {"queue": "q", "task": "t", "task_id": "i", "message_i
     ],
     ids=["received", "recalled", "given up", "not hidden in time", "due"],
 )
-def test_a_message_stops_waiting(waiting, clock, end):
+def test_message_stops_waiting(waiting, clock, end):
+    """A message stops waiting when its hold ends or fails.
+
+    It ends when the message is received, recalled, given up or due.
+    """
     waiting(hidden("m"))
     waiting(hidden("other", 600))
     assert waiting.now("q").waiting == 2

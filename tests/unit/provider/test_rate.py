@@ -20,6 +20,10 @@ APART = 1 / (10 * RETURN_SHARE)
     },
 )
 def test_take(times, now, slots, returns, expected, free_at):
+    """A worker takes slots one over the rate apart, not in the past and not far ahead.
+
+    Hidden messages return when slots are free, at their own share of the rate.
+    """
     assert times.take_slots(slots, now, 10.0) == pytest.approx(expected[0])
     assert times.take_returns([99.0] * returns, now, 10.0) == pytest.approx(expected[1])
     assert times.free_at == pytest.approx(free_at)
