@@ -197,6 +197,7 @@ def test_question_of_delete(stage, run, tmp_path):
     ids=lambda arguments: " ".join(arguments) or "nothing",
 )
 def test_usage(stage, run, arguments):
+    """A wrong option or an unknown queue ends with a usage error, and no message moves."""
     stage.fill_numbered(1)
     arguments = [stage.dlq.name if a == "QUEUE" else a for a in arguments]
     result = run("sqs-redrive", "--yes", *arguments)
@@ -206,6 +207,7 @@ def test_usage(stage, run, arguments):
 
 
 def test_unreachable(stage, run, proxy):
+    """The commands end with their own exit code when they cannot reach SQS."""
     proxy.unreachable()
     for command in (["sqs-redrive", "--yes"], ["sqs-peek"]):
         assert run(*command, stage.dlq.name).exit_code == exit_codes.UNREACHABLE

@@ -28,7 +28,7 @@ def test_random_histories(seed: int) -> None:
 
 
 @pytest.mark.parametrize("mistake", MUTATIONS)
-def test_a_mistake_is_found(mistake: str) -> None:
+def test_mistakes(mistake: str) -> None:
     """The simulation finds each deliberate mistake within 400 histories."""
     with MUTATIONS[mistake]():
         assert first_failure(range(400)) is not None

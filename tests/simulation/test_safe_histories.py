@@ -43,8 +43,8 @@ def test_no_exception_left() -> None:
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_missing_rule_is_found(name: str) -> None:
-    """Within 200 histories."""
+def test_missing_rules(name: str) -> None:
+    """The simulation finds each missing rule within 200 histories."""
     with mutated(name):
         assert any(is_broken(seed) for seed in range(200))
 

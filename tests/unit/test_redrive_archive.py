@@ -44,7 +44,8 @@ def test_reader_of_truncated_line(tmp_path):
         list(read_archive(path))
 
 
-def test_it_is_for_ourselves_alone(tmp_path):
+def test_private_file(tmp_path):
+    """Only its user can read an archive."""
     with Archive(tmp_path / "a"):
         assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
 

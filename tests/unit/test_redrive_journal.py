@@ -85,7 +85,7 @@ def test_journal_of_other_queue(tmp_path):
         opened(tmp_path / "j", source="http://other")
 
 
-def test_a_journal_in_use_is_refused(tmp_path):
+def test_journal_in_use(tmp_path):
     """A redrive refuses a journal that another run uses."""
     with opened(tmp_path / "j"), pytest.raises(RedriveRefused, match="in use"):
         opened(tmp_path / "j")
@@ -128,7 +128,7 @@ def test_not_a_journal(tmp_path, text):
         "\0" * 20,
     ],
 )
-def test_a_damaged_line_is_named(tmp_path, line):
+def test_damaged_line(tmp_path, line):
     """A redrive names the damaged line of a journal."""
     with opened(tmp_path / "j"):
         pass

@@ -20,7 +20,8 @@ def failing():
     raise RuntimeError("down")
 
 
-def test_without_a_probe_the_gate_is_open():
+def test_without_probe():
+    """The gate is open without a probe."""
     assert Bench().gate.why_closed() is None
 
 
@@ -59,8 +60,8 @@ def test_success_resets_count():
 
 
 @pytest.mark.parametrize(("status", "closed"), [(204, False), (503, True), (302, True)])
-def test_a_url_is_asked_for_2xx(status, closed):
-    """The probe of a URL succeeds with a 2xx status only.
+def test_status_of_url(status, closed):
+    """The probe of a URL succeeds only with a 2xx status.
 
     A redirect leads to a login page, which answers with 200.
     """
@@ -101,7 +102,8 @@ def test_callable_by_name():
 
 
 @pytest.mark.parametrize("text", ["nonsense", "no.such.module:x", "os:nothing", "os:name", "os:"])
-def test_other_probes_are_refused(text):
+def test_invalid_probe(text):
+    """A probe that is neither a URL nor the name of a callable is refused."""
     with pytest.raises(ValueError, match="invalid probe"):
         parse_probe(text)
 

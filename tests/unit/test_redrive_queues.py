@@ -177,7 +177,8 @@ def test_invalid_name(broker, name):
         find_endpoint(broker(sqs), name)
 
 
-def test_reads_are_tried_again(broker):
+def test_reads_are_repeated(broker):
+    """A redrive repeats reads that fail for the moment."""
     sqs = Sqs(mail="mail-dlq", **{"mail-dlq": None})
     refused = EndpointConnectionError(endpoint_url="x")
     sqs.errors = {

@@ -100,7 +100,8 @@ def test_invalid_arn(text):
         QueueArn.parse(text)
 
 
-def test_an_arn_is_read_whole():
+def test_parse_arn():
+    """An ARN is read whole, and names a FIFO queue by its suffix."""
     found = QueueArn.parse("arn:aws-cn:sqs:cn-north-1:123456789012:mail.fifo")
     assert (found.partition, found.region, found.account, found.name) == (
         "aws-cn", "cn-north-1", "123456789012", "mail.fifo"

@@ -230,7 +230,8 @@ def test_unreadable_queue():
     assert examine(of(unread)) == []
 
 
-def test_offline_rules_need_no_queues():
+def test_offline_rules():
+    """Offline rules need no queues."""
     facts = replace(BROKEN["E011 visibility timeout 0"][0], app=with_app(events=True).app)
     assert [f.id for f in examine(facts, live=False)] == ["W029"]
 

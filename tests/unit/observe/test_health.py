@@ -34,21 +34,24 @@ def pulse(clock):
     return made
 
 
-def test_a_loop_that_turns_is_well(pulse, clock):
+def test_turning_loop(pulse, clock):
+    """A loop that turns in time has no fault."""
     for _ in range(10):
         clock.now += 40
         assert pulse.faults() == []
         pulse.note_turn("poller of mails")
 
 
-def test_a_loop_that_hangs_is_named(pulse, clock):
+def test_hanging_loop(pulse, clock):
+    """A loop that hangs is named as a fault until it turns again."""
     clock.now += 46
     assert pulse.faults() == ["poller of mails has not turned for 46 s"]
     pulse.note_turn("poller of mails")
     assert pulse.faults() == []
 
 
-def test_a_dead_thread_is_named_at_once(pulse):
+def test_dead_thread(pulse):
+    """A dead thread is named as a fault at once."""
     pulse.watch("keeper", limit_seconds=45, is_alive=lambda: False)
     assert pulse.faults() == ["keeper has died"]
     pulse.forget("keeper")
@@ -124,8 +127,8 @@ def test_unwritable_file(pulse, tmp_path, caplog):
     assert list(path.parent.iterdir()) == [path], "nothing else is left"
 
 
-def test_beats_until_it_is_stopped(pulse, tmp_path, monkeypatch):
-    """A worker that ends leaves no file."""
+def test_beats_until_stop(pulse, tmp_path, monkeypatch):
+    """The heartbeat goes on until the worker stops, and then leaves no file."""
     monkeypatch.setattr(health, "INTERVAL_SECONDS", 0.01)
     path = tmp_path / "heartbeat"
     heartbeat = Heartbeat(path, pulse)
@@ -136,7 +139,8 @@ def test_beats_until_it_is_stopped(pulse, tmp_path, monkeypatch):
     assert not path.exists()
 
 
-def test_the_command(pulse, tmp_path, monkeypatch):
+def test_command(pulse, tmp_path, monkeypatch):
+    """``sqs-health`` tells by the heartbeat file whether the worker is healthy."""
     path = tmp_path / "heartbeat"
     app = Celery("probed", set_as_current=False)
     monkeypatch.setattr("celery.bin.celery.find_app", lambda name: app)
@@ -175,7 +179,8 @@ def url(pulse):
     server.server_close()
 
 
-def test_the_http_form(url, clock):
+def test_http(url, clock):
+    """The HTTP server has metrics and health, and a status 503 that names the fault."""
     assert urllib.request.urlopen(f"{url}/metrics", timeout=5).read() == b"a 1\n"
     assert urllib.request.urlopen(f"{url}/healthz", timeout=5).read() == b"ok"
     clock.now += 100

@@ -116,7 +116,7 @@ def test_counted(metrics, registry, events, name, labels, expected):
     assert value(registry, name, **labels) == expected
 
 
-def test_all_are_counted():
+def test_instruments_have_rows():
     """Each instrument that counts events has a row above."""
     counting = {one.name for one in INSTRUMENTS if one.event}
     assert counting == {name for _, name, _, _ in COUNTED}

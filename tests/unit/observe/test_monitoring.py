@@ -61,7 +61,7 @@ def test_panels_do_not_overlap():
     assert {x for x, _ in places} == {0, 12}
 
 
-def test_alerts_know_the_limits_of_sqs():
+def test_limits_of_sqs():
     """The alerts use the quota and the error codes that the package uses."""
     assert f"/ {MAX_IN_FLIGHT_MESSAGES} " in ALERTS["SqsBackoffInFlightQuota"]["expr"]
     refused = re.search(r'code=~"([^"]*)"', ALERTS["SqsBackoffRefused"]["expr"])
@@ -244,7 +244,7 @@ AWAY = [
 ]
 
 
-def test_each_alert_has_a_case():
+def test_alerts_have_cases():
     """Each alert has a case."""
     assert set(FIRES) == set(ALERTS)
 

@@ -157,6 +157,7 @@ class OneDelay(Policy):
     ],
 )
 def test_message(facts: dict[str, Any], options: dict[str, Any], expected: dict[str, Any]) -> None:
+    """The gate reads from a delivery and its options how long it may hide the message."""
     times = {"received_at": NOW, "first_received_at": NOW, "sent_at": NOW}
     of: dict[str, Any] = {"provider": Provider("mail"), "backoff": FullJitter(), "retry_for": 600.0}
     delivery = Delivery(message_id="m", queue_url="q", **{**times, **facts})

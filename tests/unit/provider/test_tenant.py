@@ -46,7 +46,8 @@ def test_payload_is_no_call(payload):
     assert tenant_of("account_id", send, payload) == ""
 
 
-def test_a_long_value_is_cut():
+def test_long_value():
+    """A tenant's value is cut to 500 characters."""
     assert len(tenant("account_id", "a" * 10_000)) == 500
 
 
