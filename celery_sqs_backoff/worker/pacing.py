@@ -166,7 +166,7 @@ class Pace:
                 del self.line[lease]
                 self._to_hide[lease] = hold
             else:
-                wait += 1 / self._rate
+                wait += 1 / (self._share if now < self._apart_until else self._rate)
         is_near = self._times.free_at <= now + AHEAD_SECONDS
         lacking = min(len(self.line), self._room) - len(self._slots) if is_near else 0
         return max(0, lacking), dict(self._to_hide)

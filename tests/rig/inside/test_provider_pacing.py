@@ -125,6 +125,17 @@ def test_slow_store_is_away() -> None:
     assert not pace.is_away
 
 
+def test_own_share_hides_more() -> None:
+    """While the store is away, a message waits for a slot of this worker's own share."""
+    scene = Scene()
+    pace = scene.line(300)  # 30 s at the rate of the fleet, and 300 s at a tenth of it
+    scene.step()  # and the other thread hangs
+    for _ in range(40):
+        scene.step(0.1)
+    assert pace.is_away
+    assert 90 <= len(pace.line) <= 102, "as many as get a slot within 100 s"
+
+
 def test_full_line_asks_rarely() -> None:
     """A full line starts its messages at the rate, and rarely asks the store for slots."""
     scene = Scene()
