@@ -87,8 +87,11 @@ class ProviderNow:
 
     @property
     def sort_key(self) -> tuple[int, int]:
-        """Sort key. Paused providers come first, then providers with more messages."""
-        return _WORST_FIRST.index(self.state), -self.hidden - self.in_line
+        """Sort key. Paused providers come first, then providers with more messages.
+
+        A state that only another version of this package knows comes last.
+        """
+        return [*_WORST_FIRST, self.state].index(self.state), -self.hidden - self.in_line
 
 
 @dataclass(frozen=True, kw_only=True)

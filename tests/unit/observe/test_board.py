@@ -113,3 +113,11 @@ def test_most_urgent_providers():
     recovering = ProviderNow(provider="stripe", state="recovering", rate=2.5)
     fields = WorkerNow(providers=(*tenants, recovering, paused)).as_fields()
     assert WorkerNow.from_fields(fields).providers[:3] == (paused, recovering, tenants[-1])
+
+
+def test_state_of_other_version():
+    """A state that a newer worker has written comes last, and stops no sqs-status."""
+    states = ["new", "ok", "paused"]
+    providers = [ProviderNow(provider="mailgun", state=state) for state in states]
+    found = sorted(providers, key=lambda one: one.sort_key)
+    assert [one.state for one in found] == ["paused", "ok", "new"]
