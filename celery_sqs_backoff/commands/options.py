@@ -26,7 +26,8 @@ def option(group: str, *names: str, **settings: Any) -> Callable[[F], F]:
         group: title of the section.
         names: spellings of the option, such as ``"--rate RATE"``. The word after the space is the
             value's name in the help. A name without dashes is the name of the parameter.
-        settings: as for ``click.option``. An option without a value's name and type is a flag.
+        settings: as for ``click.option``. An option is a flag if it has neither a value's name nor
+            a type.
     """
     spellings = [name.partition(" ")[0] for name in names]
     value = next((name.partition(" ")[2] for name in names if " " in name), None)

@@ -128,8 +128,9 @@ class Shell:
         """Look, print the plan, and ask. Return the exit code, or ``None`` to go on.
 
         Arguments:
-            is_answered: do not ask (``--yes``). Look only if the run has a rate, to refuse it if
-                SQS would delete messages before they can be sent.
+            is_answered: do not ask, because of ``--yes``. A run with a rate still looks, and is
+                refused if SQS would delete messages before they can be sent. ``--delete`` and
+                ``--force`` skip this look.
         """
         options = self._options
         if is_answered:

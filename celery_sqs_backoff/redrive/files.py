@@ -103,7 +103,8 @@ class NoJournal:
             was first sent without an answer (seconds since the epoch). ``None`` = SQS has accepted
             the message, and it only has to be deleted.
         last_at: when the last send began, in seconds since the epoch; 0 = never.
-        is_resumed: whether the last run with this file did not end regularly.
+        is_resumed: whether the last run with this file wrote no ``ended`` line, for example because
+            it was killed.
     """
 
     def __init__(self) -> None:

@@ -83,7 +83,7 @@ class Halt:
 
 
 def must_end(ledger: Ledger, halt: Halt) -> bool:
-    """Return whether a run must end. First end it if its callback or its journal has failed."""
+    """End a run whose callback or journal has failed. Return whether the run must end."""
     if (error := ledger.emit.error) is not None:
         halt.fail(error)
     if (unwritten := ledger.file_error) is not None:

@@ -59,8 +59,8 @@ class LedgerRow:
     Attributes:
         handle: its newest receipt handle; ``None`` = it was not received by this process yet.
         until: time at which SQS stops hiding it, by the run's clock.
-        left: action that left it in the source; ``None`` = it was not left.
-        doubted_at: when the run first sent it and got no answer, in seconds since the epoch.
+        left: the action for which the run keeps it in the source; ``None`` = no such action.
+        doubted_at: when it was first sent without an answer, in seconds since the epoch.
             ``None`` = not in doubt.
     """
 
@@ -72,7 +72,7 @@ class LedgerRow:
 
 
 class Ledger:
-    """Safe for threads.
+    """The state of each message of a run, and the counts for its report. Safe for threads.
 
     Arguments:
         journal: gives the messages that earlier processes have not settled.

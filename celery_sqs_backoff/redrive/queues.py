@@ -260,8 +260,9 @@ def find_route(queues: QueueFinder, source: str, *, to: str | None, force: bool)
 def _sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
     """Return the queues that have ``dlq`` as their dead-letter queue.
 
-    Raises if SQS does not list them, because the redrive cannot know where messages may go. Local
-    SQS servers may not support the call. Then read the attributes of all queues of the app.
+    Raises if SQS refuses the call or does not answer, because then the redrive cannot know where
+    messages may go. If a local SQS server does not support the call, the function reads the
+    attributes of the predefined queues, or of all queues if no queue is predefined.
     """
 
     def list_them(client: SQSClient) -> list[str]:

@@ -64,8 +64,8 @@ class Sender:
         self._ledger, self._halt, self._throttle = ledger, halt, throttle
         self._options, self.run_id = options, uuid4().hex[:12]
         self.held_groups: set[str | None] = set()
-        # Until SQS has deleted one batch, only one batch is sent at a time. If SQS denies deletes,
-        # only this batch is then sent and still in the source.
+        # Until SQS has deleted a message, the threads send one batch at a time. If SQS denies
+        # deletes, the run ends after this batch. So only its messages could be sent twice.
         self._first = threading.Lock()
         self._deletes_work = False
         self._undeleted: set[str] = set()

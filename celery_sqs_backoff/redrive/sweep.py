@@ -90,7 +90,7 @@ class Sweep:
             raise
 
     def keep(self, every_second: Callable[[], None]) -> threading.Thread:
-        """Start the thread that renews holds until the end, and calls ``every_second``."""
+        """Start the thread that renews the holds and calls ``every_second`` until the run ends."""
 
         def keep() -> None:
             try:
