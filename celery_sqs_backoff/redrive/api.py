@@ -35,20 +35,23 @@ def redrive(
     ``redrive(app, "mail-dlq", rate="10/s")``.
 
     Arguments:
-        app: the Celery app. The redrive uses its broker settings (credentials, Region, endpoint,
-            predefined queues), and only queues in the account and Region of its broker.
+        app: the Celery app. The redrive connects with the app's broker settings (credentials,
+            Region, endpoint, predefined queues). It uses only queues in the account and Region of
+            that broker.
         source: name, URL or ARN of the dead-letter queue, or of a queue that has one.
-        to: where all messages go. Default: each to the queue it came from, as SQS or its
-            dead-letter record says, else to the one queue that has this dead-letter queue. Only
-            queues that SQS lists as sources of this dead-letter queue are used.
-        on_event: is called with each event, one at a time, in a thread of its own. A slow callback
-            delays only the end of the run.
+        to: name, URL or ARN of the destination of all messages. Default: each message goes to the
+            queue it came from, according to SQS or to its dead-letter record. A message without
+            this fact goes to the queue that has this dead-letter queue, if there is only one. By
+            default, messages go only to queues that SQS lists as sources of this dead-letter queue.
+        on_event: is called with each event, one at a time. Events up to ``Started`` come in the
+            caller's thread, and later events in a thread of their own. A slow callback delays only
+            the start and the end of the run.
         stop: set it to end the run as soon as SQS has answered the calls under way.
         rate: messages per second (``"10/s"``, ``"300/m"``, a number). Default: no limit.
-        ramp: seconds or text such as ``"10m"``, in which the rate rises from a tenth to all of it.
-            Default: no ramp.
-        spread: seconds or text, at most ``"15m"``. Each message gets a random delay up to this.
-            Default: no delay. Not for FIFO queues.
+        ramp: time in which the rate rises from a tenth to the full rate: seconds, or text such as
+            ``"10m"``. Default: no ramp.
+        spread: each message gets a random delay up to this time: seconds or text, at most
+            ``"15m"``. Default: no delay. Not for FIFO queues.
         task, reason, outcome, origin, error, older, newer, ids: select messages; see
             :class:`~celery_sqs_backoff.redrive.options.RedriveOptions`. Other messages stay.
             Default: all messages.
@@ -59,19 +62,21 @@ def redrive(
         max_replays: skip messages that were already replayed this number of times. Default 3.
         probe: URL, ``"module:callable"`` or callable that reports whether the provider is healthy.
             The redrive calls it before the first message and every 5 s.
-        expired: how to treat a task after its ``expires``, which a worker would discard.
-            ``"leave"`` it (default), or ``"extend"`` its ``expires``: the task gets the same
-            lifetime as at its first send, counted from now, at least an hour.
-        delete: delete the messages instead of sending them, also poison and unreadable ones. Needs
-            ``dump``.
+        expired: how to treat a task after its ``expires``. A worker would discard such a task.
+            ``"leave"`` (default) leaves its message in the dead-letter queue. ``"extend"`` gives
+            the task the same lifetime as at its first send, counted from now, at least an hour.
+        delete: delete the messages instead of sending them. This includes expired, poison and
+            unreadable messages, and messages with outcome UNKNOWN or in doubt. Needs ``dump``.
         restore: put the messages of this archive back on the dead-letter queue, each once, and send
             no message elsewhere. ``journal`` records each message put back; by default it is a file
-            next to the archive (``FILE.restored``). It takes no selection and no ``limit``.
+            next to the archive (``FILE.restored``). Not with ``to``, ``rate``, ``spread``,
+            ``probe``, ``delete``, ``dump``, ``limit`` or a selection.
         dump: append each message to this file (JSON lines) before it is sent or deleted. Only you
             may have access to the file, and it must not be a link.
-        journal: record each send in this file, before and after. After a kill, the next run with
-            this file continues it. Only you may have access to the file, and it must not be a link.
-            In a directory, the journal is a file named after the queue. Default: no journal.
+        journal: record each send in this file, before the send and after it. After a kill, the next
+            run with this file continues the killed run. Only you may have access to the file, and
+            it must not be a link. If it is a directory, the journal is a file in it, named after
+            the queue's ARN. Default: no journal.
         force: run although the dead-letter queue has a dead-letter queue itself.
 
     Returns:
@@ -79,9 +84,11 @@ def redrive(
 
     Raises:
         RedriveRefused: the redrive must not begin. No message was sent.
-        RedriveUnreachable: SQS does not answer at the start. Later failures of SQS, and of writes
-            to the journal or the archive, are in the report instead.
+        RedriveUnreachable: SQS does not answer at the start, or denies a call. Later failures of
+            SQS, and of writes to the journal or the archive, are in the report instead.
         ValueError, TypeError: an option is invalid.
+
+    If ``on_event`` raises an exception, the run ends and then raises that exception.
     """
     checked = RedriveOptions(**options)
     if checked.restore is not None and to is not None:

@@ -1,7 +1,7 @@
 """Events of a redrive, and its report.
 
-A thread of the redrive calls ``on_event`` with one event at a time. Events name messages by their
-ID in the source. They never hold a body or arguments.
+The redrive calls ``on_event`` with one event at a time. Events name messages by their ID in the
+source. They never hold a body or arguments.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 Ids: TypeAlias = tuple[str, ...]
 
-#: After a second signal, the run waits this long for calls under way, and then as long for a
-#: callback that blocks.
+#: After a second signal, the run waits this long for calls under way, and then this long again for
+#: a callback that blocks.
 GRACE_SECONDS = 2.0
 
 
@@ -24,7 +24,7 @@ class Ended(str, Enum):
     """Why a redrive ended. Scripts use the values, so they do not change."""
 
     DONE = "done"
-    #: Messages are left that this run could not receive.
+    #: The run could not receive all messages.
     INCOMPLETE = "incomplete"
     #: The probe failed, or too many messages came back.
     GATE = "gate"
@@ -39,7 +39,7 @@ class Ended(str, Enum):
 
 @dataclass(frozen=True)
 class RedriveReport:
-    """The counts of one run. All count messages.
+    """The numbers of messages of one run, and why the run ended.
 
     Attributes:
         sent: messages that SQS reported as sent to the destination.
@@ -50,17 +50,18 @@ class RedriveReport:
             already. They are still in the source.
         poison: messages that came back in this run, or were replayed too often. They are still in
             the source.
-        in_doubt: messages that were sent, but SQS's response was lost. They may have been sent and
-            are still in the source, or (``include_unknown``) may have been sent more than once.
-            Events gave their IDs. A message that an earlier run left in doubt does not count once
-            it has left the source.
+        in_doubt: messages that may have been sent, because SQS's response was lost. They are still
+            in the source. With ``include_unknown`` the run has sent them again, so they may have
+            been sent more than once. Messages that another run may have sent, too, also count.
+            Events gave the IDs. A message that an earlier run left in doubt does not count once it
+            has left the source.
         remaining: messages in the source at the end. SQS counts approximately.
         returned: messages that were sent in this run and received again. ``poison`` counts them,
             too.
         dropped: messages that were deleted without being sent (option ``delete``).
         not_deleted: messages that were sent, but SQS has not confirmed their delete. If they are
             still in the source, another run sends them again, unless it has this run's journal.
-        looked_at: distinct messages that were received, plus messages that came back.
+        looked_at: messages that were received. A message that came back in this run counts again.
         unknown: the part of ``skipped`` that may have been done already, according to the record.
         ended: why the run ended.
         detail: explanation of ``ended``, for a person. May be empty.
@@ -91,9 +92,10 @@ class RedriveReport:
 class Started:
     """The run begins.
 
-    ``messages``: number of messages in the source, which is the number that the run looks at.
-    ``resumed``: whether the run continues an earlier run. ``journal``: path of the journal, from
-    which another run can continue this one; ``None`` = no journal.
+    ``messages``: number of messages in the source, or in the archive that is restored. The run
+    looks at this number of messages. ``resumed``: whether the run continues an earlier run.
+    ``journal``: path of the journal, from which another run can continue this one; ``None`` = no
+    journal.
     """
 
     run_id: str
@@ -148,8 +150,8 @@ class Poison(_MessagesLeft):
 class InDoubt:
     """Messages that may have been sent.
 
-    ``resend``: whether the run sends them again. ``None`` = this run has sent them after its hold
-    ended, so another run may have sent them, too.
+    ``resend``: whether the run sends them again. ``None`` = this run has sent them, but SQS stopped
+    hiding them before the run had deleted them. So another run may have sent them, too.
     """
 
     ids: Ids
@@ -183,8 +185,8 @@ class Progress:
 class Finished:
     """The last event of every run, also if the run raises an exception.
 
-    ``ended`` is the value of ``report.ended``. If the redrive was refused, ``ended`` is
-    ``"refused"`` and ``report`` is ``None``.
+    ``ended`` is the value of ``report.ended``. If a command ends before its run has begun, it
+    prints a ``Finished`` without a report. Its ``ended`` is ``"refused"``, for example.
     """
 
     report: RedriveReport | None
@@ -212,7 +214,7 @@ def as_dict(event: RedriveEvent) -> dict[str, Any]:
 
 
 class Listener:
-    """Calls ``on_event`` with one event at a time, in their order. Safe for threads.
+    """Calls ``on_event`` with one event at a time, in order. Safe for threads.
 
     Attributes:
         error: the first exception that ``on_event`` raised. After it, ``on_event`` is called only
@@ -226,7 +228,11 @@ class Listener:
         self.error: BaseException | None = None
 
     def __call__(self, event: RedriveEvent) -> None:
-        """Deliver an event. Never raises. Before ``start()``, wait until the callback returns."""
+        """Deliver an event. Never raises.
+
+        Before ``start()``, call the callback in this thread. After it, the listener's own thread
+        calls the callback.
+        """
         if self._thread is None:
             self._deliver(event)
         else:

@@ -23,7 +23,8 @@ from ..sqs.dead_letter import sendable
 from .errors import RedriveRefused
 from .message import DlqMessage
 
-#: Lines that are on the disk before the run goes on. Losing another line only repeats a delete.
+#: The run waits until lines of these kinds are on the disk. If another line is lost, no message is
+#: sent twice: the next run repeats a delete, or takes an unsent message for one in doubt.
 _SYNCED = {"sending", "sent", "ended"}
 
 #: Lines that settle a message, so the next run does not need to know it.
@@ -45,7 +46,7 @@ class JsonLines:
 
     Raises:
         RedriveRefused: the file cannot be opened, is in use, belongs to other users, can be read or
-            written by them, is a link, or is not of this kind. The file is not changed then.
+            written by them, is a link, or is not of this kind. A refused file is not changed.
     """
 
     def __init__(self, path: Path, *, begins: bytes, what: str) -> None:
@@ -120,8 +121,8 @@ class Journal(NoJournal, JsonLines):
 
     ``{"is": "sending", "ids": [...]}`` is on the disk before the call to SQS, and ``"sent"`` before
     the delete. If the last line of a message is ``sending``, the message is *in doubt*: the process
-    ended before SQS answered. If its last line is ``sent``, it only has to be deleted. The file is
-    emptied when it is opened after a run that ended and settled all its messages.
+    ended before SQS answered. If its last line is ``sent``, it only has to be deleted. If the last
+    run has ended and settled all its messages, the next run empties the file when it opens it.
 
     Arguments:
         path: the file. It stays when the run is over, and another run may continue it.
@@ -152,7 +153,7 @@ class Journal(NoJournal, JsonLines):
 
         Arguments:
             kind: ``sending``, ``sent``, ``unsent``, ``deleted``, ``gone`` or ``ended``.
-            ids: IDs of the messages. Without any, only ``ended`` is written.
+            ids: IDs of the messages. If there are no IDs, only an ``ended`` line is written.
             at: when the send began, in seconds since the epoch. For ``sending`` only.
 
         Raises:
@@ -198,7 +199,9 @@ class Journal(NoJournal, JsonLines):
 
 
 class Archive(JsonLines):
-    """A file of dead letters with all that SQS returned for each. It holds bodies, so user data.
+    """A file of dead letters, each with all that SQS returned except the receipt handle.
+
+    It holds bodies, which are user data.
 
     Arguments:
         path: the file. If it is missing it is created with mode 600.
@@ -214,7 +217,7 @@ class Archive(JsonLines):
         self._source = source
 
     def write(self, messages: Sequence[DlqMessage], destinations: Sequence[str | None]) -> None:
-        """Append messages, with the ARN of each one's destination. They are on the disk on return.
+        """Append messages, each with the ARN of its destination. They are on the disk on return.
 
         Raises:
             OSError: for example, the disk is full.
@@ -249,7 +252,10 @@ def read_archive(path: Path) -> Iterator[DlqMessage]:
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
                 why = f"Line {number} of archive {path} is not a dead letter ({type(exc).__name__})"
                 if not line.endswith(b"\n"):
-                    why += "; it is truncated, as by a kill. Its message was not deleted: remove it"
+                    why += (
+                        "; it is truncated, as after a kill. Its message was not deleted: remove"
+                        " the line"
+                    )
                 raise RedriveRefused(f"{why}.") from None
 
 

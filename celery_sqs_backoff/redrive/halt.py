@@ -64,21 +64,25 @@ class Halt:
         self(ended, str(exc) if isinstance(exc, RedriveError) else type(exc).__name__)
 
     def finish(self) -> None:
-        """Wake all threads that wait for the end."""
+        """Set the flag without a reason, because the work is done. Wake all waiting threads."""
         self._event.set()
 
     @property
     def is_set(self) -> bool:
+        """Whether the run must end. Reading it also ends the run if the caller has set ``stop``."""
         if self._stop.is_set() and not self._event.is_set():
             self(Ended.INTERRUPTED, "stopped from outside")
         return self._event.is_set()
 
     def pause(self, attempt: int) -> None:
-        """Wait between two tries of a call. A halt does not shorten the wait."""
+        """Wait between two tries of a call. The end of the run does not shorten the wait."""
         time.sleep(draw_pause(attempt))
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end of the run, at most ``seconds``. Return whether it has ended."""
+        """Wait at most ``seconds`` for the end of the run. Return whether the run must end.
+
+        The caller's ``stop`` does not shorten the wait.
+        """
         return self._event.wait(seconds) or self.is_set
 
 
@@ -110,7 +114,7 @@ def carry_out(
 
     try:
         report = report_end(work())
-    except BaseException as exc:  # SQS shows hidden messages again when their holds end
+    except BaseException as exc:  # give no message back: SQS shows them when their holds end
         is_signal = isinstance(exc, KeyboardInterrupt)  # in a command, the first signal sets stop
         halt.ended = Ended.INTERRUPTED
         halt.detail = "by a second signal" if is_signal else type(exc).__name__

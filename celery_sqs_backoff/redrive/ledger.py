@@ -8,10 +8,13 @@
      |--release-> forgotten: the run will receive it again                 |
      '--mark_deleted (unsent, by the option ``delete``) -------------------'
 
+A receive hides a message from other consumers for some seconds, and the run can renew this time.
+This is the *hold* of the message.
+
 Each method is one transition. It changes the rows, writes the journal and emits an event, in this
-order. A row without a receipt handle comes from the journal, and this process has not received its
-message yet. Only the newest receipt handle of a message is used. If a newer handle arrives while
-the message is SENDING, the sending thread continues with the newer handle.
+order. A row has no receipt handle if this process does not hold the message: the row is from the
+journal, or the message is in doubt and was released. Only the newest receipt handle of a message is
+used. If a newer handle arrives while the message is SENDING, the sending thread continues with it.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ _EVENTS: dict[Action, Callable[[tuple[str, ...], str], events.RedriveEvent]] = {
     Action.CAME_BACK: events.Poison,
 }
 
-#: A message is not sent when less than this share of its hold is left: 2 s of 30.
+#: The run does not send a message if less than this share of its hold remains (2 s of 30), or less
+#: than the margin below if that is shorter.
 _MARGIN_SHARE = 1 / 15
 _MOST_MARGIN_SECONDS = 2.0
 
@@ -57,11 +61,13 @@ class LedgerRow:
     """A message that is not settled.
 
     Attributes:
-        handle: its newest receipt handle; ``None`` = it was not received by this process yet.
+        handle: its newest receipt handle; ``None`` = this process does not hold it.
         until: time at which SQS stops hiding it, by the run's clock.
         left: the action for which the run keeps it in the source; ``None`` = no such action.
         doubted_at: when it was first sent without an answer, in seconds since the epoch.
-            ``None`` = not in doubt.
+            ``None`` = not in doubt. In a row that ``_doubt_late`` or ``name_unanswered`` has
+            marked, it is a time of the run's clock. Such a row counts only as in doubt, and its
+            time has no meaning.
     """
 
     state: RowState
@@ -81,9 +87,9 @@ class Ledger:
         hold_seconds: for how long a receive hides a message.
 
     Attributes:
-        looked_at: distinct messages that were received.
-        admitted: messages that were chosen to be sent or deleted.
-        claims: messages that threads have asked for and not received yet.
+        looked_at: number of distinct messages that were received.
+        admitted: number of messages that were chosen to be sent or deleted.
+        claims: number of places that threads have reserved for receives under way (``claim``).
         file_error: the first error of a write to the journal; ``None`` = all writes worked.
     """
 
@@ -101,7 +107,7 @@ class Ledger:
         self.left: Counter[Action] = Counter()
         self.looked_at = self.admitted = self.claims = 0
         self.sent = self.deleted = self.dropped = self.unknown = 0
-        self._doubted = 0  # of the messages that are deleted
+        self._doubted = 0  # number of deleted messages that were in doubt
         self._gone: dict[str, None] = {}
         self._journal, self._clock, self._began = journal, clock, clock()
         self._margin = min(_MOST_MARGIN_SECONDS, hold_seconds * _MARGIN_SHARE)
@@ -113,13 +119,13 @@ class Ledger:
     # Receiving
 
     def claim(self, most: int, places: int) -> int | None:
-        """Reserve places for one receive, and return their number.
+        """Reserve places for the messages of one receive, and return the number of places.
 
-        ``None`` if all ``places`` are taken.
+        The run has one place for each message that it looks at. ``None`` = all places are taken.
 
         Arguments:
             most: largest number to return.
-            places: number of messages that the run looks at in all.
+            places: number of places of the run.
         """
         with self.lock:
             claim = min(most, places - self.places - self.claims)
@@ -148,7 +154,8 @@ class Ledger:
             for message in messages:
                 row = self.rows.get(message.id)
                 if row is None and message.id in self._gone:
-                    # SQS may accept a delete with an older handle and keep the message.
+                    # SQS may accept a delete with an older handle, but keep the message. So delete
+                    # it again.
                     row = self.rows[message.id] = LedgerRow(RowState.SENT)
                     del self._gone[message.id]
                     self.deleted -= 1
@@ -166,16 +173,16 @@ class Ledger:
         return ours, sent
 
     def admit(self, messages: Sequence[DlqMessage], limit: int | None) -> list[DlqMessage]:
-        """Return the messages that the run may send under the limit. ``None`` = no limit."""
+        """Count messages towards the limit, and return those within it. ``None`` = no limit."""
         with self.lock:
             room = len(messages) if limit is None else max(0, limit - self.admitted)
             self.admitted += len(messages[:room])
             return list(messages[:room])
 
     def still_ours(self, messages: Sequence[DlqMessage]) -> list[DlqMessage]:
-        """Return the messages that no other consumer can have received.
+        """Return the messages that SQS still hides for this run, and release the others.
 
-        The rest are released, and the run will receive them again.
+        Another consumer may have received the others. The run will receive them again.
         """
         with self.lock:
             now = self._clock()
@@ -188,7 +195,10 @@ class Ledger:
             return ours
 
     def release(self, messages: Iterable[DlqMessage]) -> list[str]:
-        """Forget messages that are not settled, and return their receipt handles."""
+        """Forget messages that are not settled, and return their receipt handles.
+
+        A message in doubt keeps its row, without a handle.
+        """
         handles = []
         with self.lock:
             for message in messages:
@@ -208,19 +218,21 @@ class Ledger:
     # Settling
 
     def find_doubt(self, message: DlqMessage) -> float | None:
-        """Return when the run first sent a message and got no answer.
+        """Return when a message was first sent without an answer, in seconds since the epoch.
 
-        Seconds since the epoch. ``None`` = the message is not in doubt.
+        ``None`` = the message is not in doubt.
         """
         with self.lock:
             row = self.rows.get(message.id)
             return None if row is None else row.doubted_at
 
     def start_sending(self, messages: Sequence[DlqMessage], at: float) -> list[DlqMessage]:
-        """Return the messages that the caller may send now, after a line in the journal.
+        """Write the messages that may be sent now to the journal, and return them.
+
+        Other messages are released.
 
         Raises:
-            OSError: the journal cannot be written. The ledger has not changed.
+            OSError: the journal cannot be written, so no message may be sent.
         """
         with self.lock:
             ours = self.still_ours(messages)
@@ -275,8 +287,8 @@ class Ledger:
 
         Arguments:
             at: when the send began, in seconds since the epoch.
-            resend: whether the run sends the messages again. ``None`` emits no event: for a FIFO
-                queue, because its next response settles the doubt.
+            resend: whether the run sends the messages again. ``None`` = emit no event, because the
+                doubt is settled later: by the next response of a FIFO queue, or by a restore.
         """
         self._hold(messages)
         with self.lock:
@@ -292,19 +304,19 @@ class Ledger:
                 row = self.rows[message.id]
                 row.state, message.handle = RowState.HELD, row.handle or ""
 
-    def settle_doubts(self, there: Collection[str], absent: Collection[str]) -> None:
-        """Record which messages in doubt were found at their destination, and which were not."""
+    def settle_doubts(self, found: Collection[str], absent: Collection[str]) -> None:
+        """Record which messages in doubt were found on the queue, and forget the absent ones."""
         with self.lock:
-            for id_ in there:
+            for id_ in found:
                 self.rows[id_].state, self.rows[id_].doubted_at = RowState.SENT, None
             for id_ in absent:
                 self.looked_at -= self.rows.pop(id_).handle is not None
-            self.sent += len(there)
-        self._write("sent", list(there))
+            self.sent += len(found)
+        self._write("sent", list(found))
         self._write("unsent", sorted(absent))
 
     def leave(self, messages: Iterable[tuple[DlqMessage, Action, str]]) -> None:
-        """Leave messages in the source, each with its action and reason."""
+        """Record that messages stay in the source, each with its action and reason."""
         grouped: defaultdict[tuple[Action, str], list[str]] = defaultdict(list)
         with self.lock:
             for message, action, reason in messages:
@@ -349,7 +361,8 @@ class Ledger:
     def _doubt_late(self, ids: Iterable[str]) -> list[str]:
         """Mark sent messages as in doubt if SQS no longer hides them, and return their IDs.
 
-        Another run may have sent them, too.
+        Another run may have sent them, too. ``doubted_at`` is only a mark for them, not a time
+        since the epoch.
         """
         now, late = self._clock(), []
         for id_ in ids:
@@ -365,7 +378,8 @@ class Ledger:
         """Return IDs and receipt handles of messages with a hold that ends ``within`` seconds.
 
         Arguments:
-            left: ``True`` = only messages that are left, ``False`` = only messages that are not.
+            left: ``True`` = only messages that stay in the source (LEFT), ``False`` = only messages
+                that are not settled yet.
         """
         now = self._clock()
         with self.lock:
@@ -406,11 +420,11 @@ class Ledger:
     # The end
 
     def forget_past(self, before: float) -> None:
-        """Forget messages that are in the journal but that this run has not received.
+        """Forget messages of the journal that this run has not received.
 
-        They have left the source. But SQS's counts are approximate, and a killed process may still
-        hide a message. So the journal itself forgets only messages that were sent before the time
-        ``before`` (seconds since the epoch).
+        They have probably left the source. But SQS's counts are approximate, and a killed process
+        may still hide a message. So the journal itself forgets only messages that were sent before
+        the time ``before`` (seconds since the epoch).
         """
         with self.lock:
             past = {id_: row for id_, row in self.rows.items() if row.handle is None}
@@ -424,17 +438,23 @@ class Ledger:
         self._write("ended", [])
 
     def name_past(self, *, resend: bool) -> None:
-        """Emit an event with the messages in doubt."""
+        """Emit an event with all messages in doubt. ``resend``: as in ``InDoubt``."""
         if ids := tuple(self.doubted):
             self.emit(events.InDoubt(ids, resend))
 
     def name_doubted(self, messages: Iterable[DlqMessage]) -> None:
-        """Emit an event with those messages that are in doubt, when a FIFO queue gives them up."""
+        """Emit an event with the given messages that are in doubt, because the run gives them up.
+
+        Used for FIFO queues. For other queues, ``mark_in_doubt`` has emitted the event.
+        """
         if ids := tuple(m.id for m in messages if self.find_doubt(m) is not None):
             self.emit(events.InDoubt(ids, resend=False))
 
     def name_unanswered(self) -> None:
-        """Emit an event with the messages that are SENDING when the run is interrupted."""
+        """Emit an event with the messages that are SENDING when the run is interrupted.
+
+        Mark them as in doubt. ``doubted_at`` is only a mark for them, not a time since the epoch.
+        """
         with self.lock:
             rows = {i: row for i, row in self.rows.items() if row.state is RowState.SENDING}
             for row in rows.values():
@@ -455,12 +475,12 @@ class Ledger:
 
     @property
     def share(self) -> float:
-        """Share of the messages looked at that the run sends or deletes. 1 before the first."""
+        """Share of the messages looked at that the run sends or deletes. 1 before any message."""
         return self.admitted / self.places if self.places else 1.0
 
     @property
     def hidden(self) -> int:
-        """Number of messages that are hidden for this run and were not sent."""
+        """Number of messages that SQS hides for this run and that the run has not sent."""
         with self.lock:
             return sum(
                 r.handle is not None and r.state is not RowState.SENT for r in self.rows.values()
@@ -468,7 +488,7 @@ class Ledger:
 
     @property
     def doubted(self) -> list[str]:
-        """Ids of messages that may have been sent and are not deleted."""
+        """IDs of the messages that are in doubt and not deleted."""
         with self.lock:
             return [id_ for id_, row in self.rows.items() if row.doubted_at is not None]
 
@@ -523,7 +543,7 @@ class Ledger:
     def _write(self, kind: str, ids: Sequence[str]) -> None:
         """Write a line to the journal, and keep the first error instead of raising it.
 
-        The run must still delete the messages that it has sent if the disk is full.
+        Even if the disk is full, the run must still delete the messages that it has sent.
         """
         try:
             if ids or kind == "ended":

@@ -31,18 +31,19 @@ from .queues import Endpoint, Route
 from .sender import Sender
 from .throttle import Throttle
 
-#: The restore looks for messages without an answer, and sends the absent ones, this often.
+#: The restore looks for messages in doubt, and sends the absent ones, at most this number of times.
 _ROUNDS = 3
 
 
 class Restore:
-    """One restore. Make one, call it once.
+    """One restore. Create an object for each restore, and call it once.
 
     Arguments:
         route: its source is the dead-letter queue.
-        options: the restore uses only ``include_unknown``: send messages in doubt again.
+        options: the restore uses only ``include_unknown``: send a message in doubt again even if
+            the restore cannot be sure that it is absent from the queue.
         archive: the file to read.
-        journal: gives the messages that earlier processes have put back.
+        journal: gives the messages that earlier processes have put back or left in doubt.
         on_event: is called with one event at a time.
         stop: set it to end the restore early.
         clock: seconds. It also runs while the machine is suspended.
@@ -128,25 +129,25 @@ class Restore:
         ledger, doubted = self._ledger, set(self._ledger.doubted)
         if not doubted or must_end(ledger, self._halt):
             return
-        there: set[str | None] = set()
+        found: set[str | None] = set()
         plan = look_through(
             self._route,
             RedriveOptions(),
             None,
-            copy=lambda messages, _: there.update(m.restored_id for m in messages),
+            copy=lambda messages, _: found.update(m.restored_id for m in messages),
             now=self._halt.now,
         )
-        absent = doubted - there
+        absent = doubted - found
         if not self._options.include_unknown:
             is_whole = plan.looked_at >= plan.messages
             entries = ((m.id, _put_back_entry(m)) for m in self._read())
             marked = {i for i, e in entries if RESTORED_ATTRIBUTE in e.get("MessageAttributes", ())}
             absent &= marked if is_whole else set()
-        ledger.settle_doubts(doubted & there, absent)
+        ledger.settle_doubts(doubted & found, absent)
 
 
 class _PutBack(Sender):
-    """Sends messages as they are in the archive. The restore itself settles messages in doubt."""
+    """Sends messages as they are in the archive. ``Restore`` settles the messages in doubt."""
 
     def _entry(self, to: Endpoint, message: DlqMessage) -> dict[str, Any]:
         entry = _put_back_entry(message)
