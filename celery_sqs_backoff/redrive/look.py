@@ -80,7 +80,7 @@ class MessageFacts:
 
 @dataclass
 class Plan:
-    """A prediction of a redrive, from the first ``looked_at`` of ``messages`` messages.
+    """A prediction of a redrive. The peek has received ``looked_at`` of ``messages`` messages.
 
     ``matching`` and the histograms (``by_...``) count the selected messages. ``by_action`` counts
     each action with its reason. ``ready`` counts the selected messages that a redrive would send
@@ -192,7 +192,7 @@ def look_through(
     """Receive messages of a route's dead-letter queue, predict a redrive, and show them again.
 
     Arguments:
-        copy: is called with selected messages as they are found, and the ARNs of their
+        copy: is called with the selected messages of each receive, and the ARNs of their
             destinations.
         now: seconds since the epoch.
         clock: seconds. It also runs while the machine is suspended.

@@ -23,7 +23,7 @@ from ..sqs.envelope import Envelope, iso_time, read_envelope, with_headers
 from ..sqs.limits import MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
 from ..text import read_json_object
 
-#: ``expired="extend"`` lets a task expire this long after the replay, or later.
+#: With ``expired="extend"``, a task expires at least this long after its replay.
 _LEAST_LIFETIME_SECONDS = 3600
 
 #: SQS keeps no message longer than 14 days.
@@ -42,16 +42,18 @@ class DlqMessage:
         message: as ReceiveMessage returned it, with all attributes.
 
     Attributes:
-        unreadable: its unreadable part, as a constant text; ``None`` = all of it can be read.
+        unreadable: name of the part that cannot be read; ``None`` = all parts can be read.
         sent_at: when SQS began to count the retention period, in seconds since the epoch. If SQS
             moved the message here, this is when the message was first sent to its own queue. If a
             worker sent it here, this is when the worker did so. ``None`` = SQS did not say.
+        record: what a worker wrote about the failure; ``None`` = there is no valid record, or SQS
+            itself moved the message. Then no worker wrote a record for this move.
         source_arn: the queue that SQS itself moved the message from; ``None`` = SQS did not move
-            it. If SQS moved it, a dead-letter record on it is ignored, because no worker wrote it
-            for this move.
+            it.
         replays: how many times the message was replayed.
         run_id: the redrive that replayed it last; ``None`` = never replayed.
-        attributes: its own, as SendMessage takes them, without the dead-letter record.
+        attributes: its message attributes, as SendMessage takes them, without the dead-letter
+            record and the mark of a restore.
     """
 
     unreadable: str | None = None
@@ -123,7 +125,10 @@ class DlqMessage:
 
     @property
     def origin(self) -> str | None:
-        """Queue that the message came from, as SQS or else its record says. It can be forged."""
+        """Queue that the message came from, according to SQS, or else to its record.
+
+        A sender to the dead-letter queue can forge the record.
+        """
         return self.source_arn or self._from_record("origin")
 
     @property
@@ -164,7 +169,7 @@ class DlqMessage:
         return expires is not None and expires <= now
 
     def due_in(self, now: float) -> float:
-        """Return the seconds until a parked message is due. 0 for any other message."""
+        """Return the seconds until the due time in the record. 0 if it is past or not given."""
         due_at = self.record.due_at if self.record else None
         return 0.0 if due_at is None else max(0.0, due_at - now)
 
@@ -185,7 +190,7 @@ class DlqMessage:
             entry["MessageBody"] = with_headers(self.body, expires=expires)
         facts: dict[str, object] = {"replays": self.replays + 1, "run": run_id}
         if (trace := self._from_record("trace")) is not None:
-            facts["trace"] = trace  # the replay's span links to that of the run that failed
+            facts["trace"] = trace  # the replay's span links to the span of the failed run
         attributes = {name: v for name, v in self.attributes.items() if name != REPLAY_ATTRIBUTE}
         mark = json.dumps(facts, separators=(",", ":"))
         return with_mark(entry, attributes, REPLAY_ATTRIBUTE, mark)
@@ -200,13 +205,13 @@ class DlqMessage:
 def with_mark(
     entry: dict[str, Any], attributes: dict[str, dict[str, Any]], name: str, mark: str
 ) -> dict[str, Any]:
-    """Return an entry with its attributes, and with a mark as one more if SQS's limits have room.
+    """Return an entry with the message's attributes and, if SQS's limits leave room, a mark.
 
     Arguments:
         entry: an entry for SendMessageBatch, without attributes.
-        attributes: the message's own.
-        name: name of the mark's attribute.
-        mark: its text.
+        attributes: the message's attributes.
+        name: name of the attribute that holds the mark.
+        mark: the value of that attribute.
     """
     plain = entry | ({"MessageAttributes": attributes} if attributes else {})
     marks = {name: {"DataType": "String", "StringValue": mark}}

@@ -34,8 +34,8 @@ class RedriveOptions:
         outcome: ``"RETRYABLE"``, ``"NOT_PROCESSED"`` or ``"UNKNOWN"``, by the record.
         origin: name (in SQS), URL or ARN of the queue that the message came from.
         error: glob on ``"type: message"`` of the exception in the record.
-        older, newer: seconds, timedelta or text such as ``"36h"``. They compare with the age of the
-            message since it was first sent.
+        older, newer: only messages first sent longer ago than ``older``, or less long ago than
+            ``newer``: seconds, timedelta or text such as ``"36h"``.
         ids: message IDs and task IDs, at least one.
 
     A message must match all given options. ``None`` matches every message. A glob does not match a
@@ -71,7 +71,7 @@ class RedriveOptions:
         for name, parse in _PARSERS.items():
             object.__setattr__(self, name, parse(getattr(self, name)))
         for name in SELECTION:
-            if getattr(self, name) == "":  # often an unset shell variable; it would never match
+            if getattr(self, name) == "":  # often an unset shell variable; it would match nothing
                 raise ValueError(f"invalid {name} '': for all messages leave it out")
         for name in ("limit", "max_replays"):
             value = getattr(self, name)
@@ -80,7 +80,7 @@ class RedriveOptions:
         if self.expired not in ("leave", "extend"):
             raise ValueError(f"invalid expired {self.expired!r}: expected one of leave, extend")
         if self.ramp and self.rate is None:
-            raise ValueError("ramp needs a rate: it goes from a tenth of it up to all of it")
+            raise ValueError("ramp needs a rate: it raises the rate from a tenth to the full rate")
         if self.spread and self.spread > MAX_DELAY_SECONDS:
             raise ValueError(
                 f"invalid spread {self.spread:g}: expected at most {MAX_DELAY_SECONDS} s,"

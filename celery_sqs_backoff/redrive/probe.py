@@ -14,7 +14,8 @@ from ..threads import call_in_time
 from .events import Ended
 from .halt import Halt
 
-#: The provider counts as healthy unless the probe returns ``False``, raises, or takes over 5 s.
+#: The provider counts as down if the probe returns ``False``, raises an exception, or takes more
+#: than 5 s. After any other result, also ``None``, it counts as healthy.
 Probe: TypeAlias = Callable[[], object]
 
 _PROBE_TIMEOUT_SECONDS = 5.0
@@ -27,7 +28,8 @@ _FAILED_PROBES = 3
 def parse_probe(value: str | Probe | None) -> Probe | None:
     """Return a probe for a URL, a text ``"module:callable"``, or a callable. ``None`` = no probe.
 
-    The probe of a URL sends a GET. The provider is healthy if it answers 2xx within 5 s.
+    The probe of a URL sends a GET. The provider is healthy if it answers 2xx within 5 s, without a
+    redirect.
 
     Raises:
         ValueError: the text has another form, or the callable cannot be imported.

@@ -71,9 +71,10 @@ class Endpoint:
 
     Attributes:
         arn: the ARN that SQS returned for the queue.
-        calls: makes SQS calls on the queue, with the credentials that workers use. Tries once.
-        attributes: the queue's attributes when it was looked up. Empty for a queue that SQS only
-            listed as a source.
+        calls: makes SQS calls on the queue, with the credentials that workers use. It tries each
+            call once.
+        attributes: the queue's attributes when it was looked up. Empty if the queue was not looked
+            up, but only listed by SQS as a source.
     """
 
     arn: QueueArn
@@ -115,7 +116,7 @@ class Endpoint:
             return otherwise
 
     def receive(self, messages: int, hold_seconds: int) -> list[DlqMessage] | Failure:
-        """Receive up to ten messages, with all their attributes, and hide them ``hold_seconds``."""
+        """Receive up to ten messages with all attributes, and hide them for ``hold_seconds``."""
         received = self.calls.receive(
             max_messages=messages,
             wait_seconds=_WAIT_SECONDS,
@@ -133,9 +134,9 @@ class Route:
     """The dead-letter queue, and the queues that its messages may go to.
 
     Attributes:
-        source: the dead-letter queue.
+        source: the dead-letter queue, which is the source of the redrive.
         sources: the queues that have it as their dead-letter queue.
-        fixed: the destination of all messages; ``None`` = the operator gave no ``to``.
+        fixed: the destination of all messages (``to``); ``None`` = the operator gave none.
     """
 
     source: Endpoint
@@ -158,9 +159,9 @@ class Route:
     def destination(self, message: DlqMessage) -> Endpoint | str:
         """Return the destination of a message, or a text that says why it is unknown.
 
-        The operator's queue (``to``) comes first. Without it, the destination is the source queue
-        that SQS moved the message from, or that its record names. A message without either goes to
-        the source queue if there is only one.
+        If the operator gave a queue (``to``), it is the destination. Otherwise the destination is
+        the queue of ``sources`` that SQS moved the message from, or that its record names. A
+        message that names no queue goes to the queue of ``sources`` if there is only one.
         """
         if self.fixed is not None:
             return self.fixed
@@ -181,7 +182,10 @@ class Route:
 
 
 def _show(origin: str) -> str:
-    """Return the name in a message's ARN. An invalid ARN can be any text, so do not return it."""
+    """Return the queue name in the ARN that a message gives as its origin.
+
+    For an invalid ARN return a constant text, because the ARN can be any text.
+    """
     try:
         return QueueArn.parse(origin).name
     except ValueError:
@@ -252,7 +256,8 @@ def find_route(queues: QueueFinder, source: str, *, to: str | None, force: bool)
         )
     if fixed is not None and fixed.arn == dlq.arn:
         raise RedriveRefused(f"Source and destination are the same queue: {dlq.name}.")
-    # SQS requires both to be of one type. A queue that is its own dead-letter queue would loop.
+    # SQS requires a queue and its dead-letter queue to be of one type. A queue that is its own
+    # dead-letter queue would get its messages back.
     fit = (q for q in sources if q.arn != dlq.arn and q.is_fifo == dlq.is_fifo)
     return Route(dlq, tuple(fit), fixed)
 
@@ -322,7 +327,10 @@ def find_endpoint(queues: QueueFinder, text: str) -> Endpoint:
 
 
 def _is_at(text: str, arn: QueueArn) -> bool:
-    """Return whether an ARN, or account and Region in a URL, are those of ``arn``."""
+    """Return whether a text may mean the queue ``arn``, whose name is known to match.
+
+    An ARN must be equal. In a URL, the account and Region must match if the URL has them.
+    """
     if text.startswith("arn:"):
         return text == str(arn)
     url = urlsplit(text)
@@ -334,11 +342,12 @@ def _is_at(text: str, arn: QueueArn) -> bool:
 def _find_named(queues: QueueFinder, name: str, *, in_celery: bool) -> Mapping[QueueArn, Endpoint]:
     """Return the queues with a name, by ARN.
 
-    A dead-letter queue is mostly not in ``predefined_queues``, but its source queues are. Their
-    credentials are then used for the dead-letter queue, too.
+    A dead-letter queue is often not in ``predefined_queues``, although the queues that use it are.
+    Then the function uses their credentials for the dead-letter queue, too.
 
     Arguments:
-        in_celery: whether the name may be Celery's name, which is tried first, or only SQS's.
+        in_celery: the name may be Celery's name for a queue, so try this first. ``False`` = it is
+            the name in SQS.
     """
     key = queues.key(name) if in_celery else name
     if in_celery and key in queues.predefined:
@@ -361,7 +370,7 @@ def _find_predefined(queues: QueueFinder, name: str) -> list[Calls]:
 
 
 def _find_dlqs_of_predefined(queues: QueueFinder, name: str) -> Iterator[Calls]:
-    """Yield the calls on dead-letter queues called ``name`` that predefined queues have.
+    """Yield the calls on each dead-letter queue of a predefined queue that has this name.
 
     Raises:
         RedriveUnreachable: SQS does not respond.

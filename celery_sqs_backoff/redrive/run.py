@@ -2,8 +2,8 @@
 
 The run deletes a message only if SQS has reported it as sent, or if the operator has asked to
 delete it without sending (``delete=True``). Every other message stays in the source. The run looks
-at the number of messages that were in the source at its start. A message that comes back during the
-run does not count towards this number.
+at as many messages as were in the source at its start. A message that comes back during the run
+does not count towards this number.
 
 A message passes these modules: ``sweep`` receives it, ``ledger`` keeps its state, ``triage``
 decides, ``sender`` sends and deletes it, ``files`` records both for a run after a kill, and
@@ -33,14 +33,15 @@ from .sweep import MAX_THREADS, Sweep
 from .throttle import Throttle
 from .triage import EXPIRED, NOT_SELECTED, Action, Disposition, triage
 
-#: Seconds for which a receive hides a message. With a filter, most messages stay hidden until the
-#: end of the run. The longer hold mostly saves the call that would renew it.
+#: Seconds for which a receive hides a message: its *hold*. With a filter, most messages stay hidden
+#: until the end of the run. The longer hold saves most calls that would renew it.
 HOLD_SECONDS, FILTER_HOLD_SECONDS = 30, 300
 
 #: With a rate, the run receives messages at most this number of seconds before they may be sent.
 _AHEAD_SECONDS = 5.0
 
-#: The run stops when this number of messages came back, and at least this share of the sent ones.
+#: The run stops when at least this number of messages have come back, and at least this share of
+#: the sent messages.
 _RETURNED, _RETURNED_SHARE = 10, 0.1
 
 #: SQS's count of messages in flight is approximate, so this share of the quota counts as full.
@@ -51,7 +52,7 @@ _LONGEST_HIDDEN_SECONDS = 960
 
 
 class RedriveRun:
-    """One run of a redrive. Make one, call it once.
+    """One run of a redrive. Create an object for each run, and call it once.
 
     Arguments:
         route: the dead-letter queue and the destinations.
@@ -169,9 +170,10 @@ class RedriveRun:
         return max(1, threads if options.rate is None else min(threads, ceil(options.rate)))
 
     def _claim(self) -> int | None:
-        """Claim places for the next receive, up to the messages that may be sent in 5 s.
+        """Reserve places in the ledger for the messages of the next receive. Return their number.
 
-        Return 0 if the run has to wait, and ``None`` at its end.
+        With a rate and without a filter, it is at most the number of messages that may be sent in
+        5 s. 0 = the sweep has to wait. ``None`` = the sweep is over.
         """
         ledger, limit = self.ledger, self._options.limit
         now, most = self._halt.clock(), MAX_BATCH_ENTRIES
@@ -220,7 +222,10 @@ class RedriveRun:
             sender.send_all(to, group)
 
     def _triage(self, messages: Sequence[DlqMessage]) -> list[tuple[DlqMessage, Disposition]]:
-        """Return the messages to send or delete. Leave all other messages in the source."""
+        """Return the messages to send or delete. Leave all other messages in the source.
+
+        If too many messages have come back, end the run.
+        """
         chosen, left, now = [], [], self._halt.now()
         groups = self._sender.held_groups
         for message in messages:
@@ -248,10 +253,10 @@ class RedriveRun:
         return chosen
 
     def _is_in_doubt(self, message: DlqMessage, now: float) -> bool:
-        """Return whether a message may have been sent and must not be sent again.
+        """Return whether a message may have been sent, so that a second send may be a duplicate.
 
-        A FIFO queue discards a second send within five minutes by its deduplication ID, so the run
-        may send the message again.
+        A FIFO queue discards a second send within five minutes by its deduplication ID. So within
+        this time, the answer is False.
         """
         at = self.ledger.find_doubt(message)
         return at is not None and not (self._source.is_fifo and now - at < DEDUPLICATION_SECONDS)
@@ -271,9 +276,10 @@ class RedriveRun:
     # The end
 
     def _settle(self) -> None:
-        """End the run as INCOMPLETE if, by SQS's count, messages are left that it never received.
+        """End the run as INCOMPLETE if SQS counts messages that the run has not received.
 
-        Otherwise forget messages from the journal that are no longer in the source.
+        Otherwise, and without a limit, forget messages of the journal that are no longer in the
+        source. Do nothing if the run has been ended early.
         """
         ledger, limit = self.ledger, self._options.limit
         unseen = self._messages - ledger.places
@@ -292,7 +298,7 @@ class RedriveRun:
         if self.ledger.hidden >= _QUOTA_SHARE * MAX_IN_FLIGHT_MESSAGES:
             return (
                 f"SQS hides at most {MAX_IN_FLIGHT_MESSAGES:,} messages of a queue at a time, and"
-                " this run has left as many. Use a filter that leaves fewer"
+                " this run hides about that number. Use a filter that leaves fewer messages"
             )
         if self._source.is_fifo and any(self.ledger.left.values()):
             return (

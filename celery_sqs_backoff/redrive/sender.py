@@ -26,7 +26,7 @@ from .triage import Action
 #: A message with its entry for SendMessageBatch.
 Outgoing = tuple[DlqMessage, dict[str, Any]]
 
-#: Failures that a call for any other message would have, too. The call had no effect.
+#: Kinds of failures that a call for any other message would have, too. The call had no effect.
 CLOSED = {Kind.DENIED, Kind.NO_QUEUE, Kind.LOCAL, Kind.UNSUPPORTED}
 
 #: Seconds after which SQS forgets a FIFO deduplication ID.
@@ -86,8 +86,8 @@ class Sender:
             if to.is_fifo and group in self.held_groups:
                 self._fail(to, [batch[0][0]], "an earlier message of its group was left")
             elif not self._send_in_turn(to, batch) and to.is_fifo:
-                # The run receives that message again. Release the later messages of its group, too,
-                # so that they come after it.
+                # The message was released, and the run receives it again. Release the later
+                # messages of its group, too, so that they come after it.
                 behind = [message for message, _ in entries if message.group_id == group]
                 for handles in chunks(iter(self._ledger.release(behind)), MAX_BATCH_ENTRIES):
                     self._source.hide(handles, 0)
@@ -104,14 +104,14 @@ class Sender:
     def _entry(self, to: Endpoint, message: DlqMessage) -> dict[str, Any]:
         """Return the entry for SendMessageBatch, without ``Id``.
 
-        The deduplication ID is not the message's original one: within five minutes of the original
-        send, SQS would discard the replay and report it as sent. It is made from the message ID in
-        the source. SQS gives a message a new ID at each send, so a later replay has another one. A
-        resumed run uses the same one, so SQS accepts each message only once.
+        The deduplication ID is made from the message ID in the source. With the message's original
+        deduplication ID, SQS would discard a replay within five minutes of the original send, and
+        report it as sent. SQS gives a message a new ID at each send, so a later replay has another
+        deduplication ID. A resumed run uses the same one, so SQS accepts each message only once.
         """
         now, extend = self._halt.now(), self._options.expired == "extend"
         entry = message.entry(run_id=self.run_id, now=now, extend=extend)
-        if message.group_id is not None:  # standard queues use it, too, for fair queues
+        if message.group_id is not None:  # also on a standard queue, for SQS's fair queues
             entry["MessageGroupId"] = message.group_id
         if to.is_fifo:
             entry.setdefault("MessageGroupId", "default")
@@ -125,8 +125,8 @@ class Sender:
     def _resends(self, to: Endpoint) -> bool | None:
         """Return whether messages in doubt are sent again.
 
-        ``None`` = a FIFO queue. They are sent again without an event, and SQS's next response
-        settles the doubt.
+        ``None`` = it is a FIFO queue. The messages are sent again without an event, and SQS's next
+        response settles the doubt.
         """
         return None if to.is_fifo else self._options.include_unknown
 
@@ -142,7 +142,7 @@ class Sender:
     def _send(self, to: Endpoint, batch: Sequence[Outgoing]) -> bool:
         """Send until each message is sent, failed or in doubt.
 
-        Return False if the hold of one of them had ended, so that another run may have received it.
+        Return False if one of them was no longer hidden, so that another run may have received it.
         """
         left, none_lost = list(batch), True
         for attempt in range(1, TRIES + 1):
@@ -218,18 +218,22 @@ class Sender:
             self._ledger.name_doubted(messages)
         self._fail(to, messages, why)
         if failure.kind in CLOSED - {Kind.LOCAL} and to is not self._default:
-            return  # a message with an origin of its own must not end the run for all messages
+            return  # messages chose this queue by their origin, and must not end the whole run
         self._halt(Ended.UNREACHABLE, why)
 
     def drop(self, messages: Sequence[DlqMessage]) -> None:
-        """Delete messages without sending them. A message that SQS does not delete has failed."""
+        """Delete messages without sending them. If SQS does not delete a message, it is failed."""
         ours = self._ledger.still_ours(messages)
         undeleted = self.delete({message.id: message.handle for message in ours})
         why = "SQS did not delete it"
         self._ledger.leave([(m, Action.FAIL, why) for m in ours if m.id in undeleted])
 
     def delete(self, handles: Mapping[str, str]) -> set[str]:
-        """Delete messages, given receipt handles by ID. Return the IDs that SQS did not delete."""
+        """Delete messages. Return the IDs of the messages that SQS did not delete.
+
+        Arguments:
+            handles: their receipt handles, by ID.
+        """
         undeleted: dict[str, Failure] = {}
         for batch in chunks(iter(handles.items()), MAX_BATCH_ENTRIES):
             left = dict(batch)

@@ -31,10 +31,11 @@ _EMPTY_POLLS = 3
 #: A receive that returns only known messages counts as this share of an empty poll.
 _KNOWN_SHARE = 1 / 50
 
-#: Seconds for which one call hides a message that is left.
+#: Seconds for which one renewal hides a message that stays in the source.
 _LEFT_SECONDS = 900
 
-#: A hold is renewed when this number of seconds is left, or half of the hold if that is less.
+#: A hold is renewed when it ends within this number of seconds, or within half of the hold if that
+#: is less.
 _RENEW_SECONDS = 60.0
 
 T = TypeVar("T")
@@ -44,14 +45,17 @@ R = TypeVar("R")
 class Sweep:
     """The threads that receive messages, and the thread that renews holds.
 
+    A receive hides a message from other consumers for some seconds. This is the hold of the
+    message.
+
     Arguments:
         handle: is called in any of the threads, with messages to settle and messages that were
             sent before and only have to be deleted.
         most: claims places in the ledger and returns how many messages to receive; 0 = wait;
             ``None`` = the sweep is over.
         hold_seconds: seconds for which a receive hides a message.
-        patient_until: by the run's clock. The sweep does not end before this time because of empty
-            polls: a killed run, or a receive with a lost response, may hide messages.
+        patient_until: time by the run's clock. Before it, empty polls do not end the sweep, because
+            a killed run, or a receive with a lost response, may hide messages.
     """
 
     def __init__(
@@ -106,10 +110,14 @@ class Sweep:
         return thread
 
     def renew(self) -> None:
-        """Renew holds that end soon, in parallel batches, because a late renewal has no effect."""
+        """Renew the holds that end soon.
+
+        Batches are renewed in parallel, because after the end of a hold another consumer may have
+        received the message.
+        """
         within = min(_RENEW_SECONDS, self._hold_seconds / 2)
         for left, seconds in ((False, self._hold_seconds), (True, _LEFT_SECONDS)):
-            _side_by_side(partial(self._renew, seconds), self.ledger.due(within, left=left))
+            _call_in_parallel(partial(self._renew, seconds), self.ledger.due(within, left=left))
 
     def _renew(self, seconds: int, batch: Sequence[tuple[str, str]]) -> None:
         until = self.halt.clock() + seconds
@@ -122,7 +130,7 @@ class Sweep:
 
     def give_back(self, handles: Iterable[str]) -> int:
         """Show messages to all consumers. Return how many SQS did not show again."""
-        results = _side_by_side(lambda batch: self.source.hide(batch, 0), list(handles))
+        results = _call_in_parallel(lambda batch: self.source.hide(batch, 0), list(handles))
         failures = [failure for batch in results for failure in batch if failure is not None]
         return sum(failure.kind is not Kind.STALE_HANDLE for failure in failures)
 
@@ -173,7 +181,7 @@ class Sweep:
         return []
 
 
-def _side_by_side(call: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:
+def _call_in_parallel(call: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:
     """Make a call for each batch of ten items, in several threads. Return the results in order."""
     batches = list(chunks(iter(items), MAX_BATCH_ENTRIES))
     if len(batches) < 2:

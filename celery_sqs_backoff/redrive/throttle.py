@@ -28,7 +28,7 @@ class Throttle:
 
     Arguments:
         rate: messages per second; ``None`` = no limit.
-        ramp: seconds in which the rate rises from a tenth to all of it; 0 = no ramp.
+        ramp: seconds in which the rate rises from a tenth to the full rate; 0 = no ramp.
     """
 
     def __init__(self, rate: float | None, *, ramp: float = 0.0) -> None:
@@ -90,7 +90,7 @@ def seconds_for(messages: int, rate: float, ramp: float = 0.0) -> float:
 
     Arguments:
         rate: messages per second.
-        ramp: seconds in which the rate rises from a tenth to all of it; 0 = no ramp.
+        ramp: seconds in which the rate rises from a tenth to the full rate; 0 = no ramp.
     """
     if not ramp:
         return messages / rate

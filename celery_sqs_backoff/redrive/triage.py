@@ -17,7 +17,7 @@ class Action(Enum):
     SEND = "send"
     #: Delete it without sending it (option ``delete``).
     DROP = "drop"
-    #: Leave it where it is.
+    # Each of the following actions leaves the message in the source.
     SKIP = "skipped"
     FAIL = "failed"
     POISON = "poison"
