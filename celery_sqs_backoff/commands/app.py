@@ -6,9 +6,9 @@ from typing import Any
 
 
 def is_fallback_app(app: Any) -> bool:
-    """Return whether this is Celery's fallback app, because the user has named no app.
+    """Return whether this is the fallback app, which Celery makes if the user has named no app.
 
-    The fallback app has Celery's default broker, so it must not be used. See
+    The fallback app has Celery's default broker, so commands must not use it. See
     ``_get_current_app`` in celery/_state.py.
     """
     return app.main == "default" and not app.set_as_current

@@ -75,7 +75,10 @@ class SqsCommand(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
         self._examples = examples
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in their groups. Celery's method shows arguments as empty options."""
+        """Write the options in their groups.
+
+        Celery's own method would also show each argument, as an option without a name.
+        """
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             found = param.get_help_record(ctx)
@@ -132,7 +135,11 @@ def app_of(ctx: click.Context, *, needs_sqs: bool = False) -> Any:
 
 @contextmanager
 def loading_app() -> Iterator[None]:
-    """Report an error in the user's code or settings in one line, while the app is loaded."""
+    """Load the app in this block. An error in the user's code or settings ends the command.
+
+    Raises:
+        CommandFailed: the block raised an exception. The text is one line.
+    """
     from celery_sqs_backoff.doctor.look import why_not_loaded
 
     try:

@@ -18,7 +18,7 @@ from .exit_codes import DONE, FOUND, UNREACHABLE
 from .options import option, queues_option, select_queues
 from .text import counted
 
-#: Number of queues that the last line names.
+#: The last line names at most this number of queues.
 _MOST_NAMES: Final = 5
 
 
@@ -124,6 +124,9 @@ def _text(findings: Sequence[Finding], looked_at: str, *, could_look: bool) -> s
 
 
 def _name_queues(queues: Sequence[str]) -> str:
-    """Return the names of the queues that were read, because workers may consume others."""
+    """Return the number and names of the queues that were read.
+
+    Workers may consume other queues. With the names, the user notices a queue that is missing.
+    """
     count = counted(len(queues), "queue")
     return f"{count} ({name_some(queues, _MOST_NAMES)})" if queues else count

@@ -45,8 +45,8 @@ def journal_directory() -> Path | None:
 def open_records(app: Any) -> Records:
     """Return the app's records. In a Django project, call ``django.setup()`` first.
 
-    ``celery`` does not call it for commands. But the store may be in the project's database, and
-    the project's ``SECRET_KEY`` signs the records.
+    ``celery`` does not call ``setup()`` for commands. But the records need it: the store may be in
+    the project's database, and the project's ``SECRET_KEY`` signs the records.
 
     Raises:
         ImproperlyConfigured: the app names no store, or an unknown store.
@@ -64,8 +64,8 @@ def open_records(app: Any) -> Records:
 def until_signalled(stop: threading.Event) -> Iterator[None]:
     """Set the event on the first SIGINT, SIGTERM or SIGHUP.
 
-    The second signal raises KeyboardInterrupt, so the command ends before hidden messages are shown
-    again. Ignored signals stay ignored (``nohup``).
+    The second signal raises KeyboardInterrupt. Then the command ends without showing hidden
+    messages again. Ignored signals stay ignored (``nohup``).
     """
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -92,8 +92,8 @@ def interrupt_on_signals() -> Iterator[None]:
 def _handling(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
     """Call ``handler`` on signals until the block ends.
 
-    This works only in the main thread, because Python allows signal handlers only there. In another
-    thread it has no effect.
+    In a thread other than the main thread it has no effect, because Python allows signal handlers
+    only in the main thread.
     """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():

@@ -55,7 +55,7 @@ def sqs_health(ctx: click.Context, file: Path | None, max_age: float) -> None:
     why = diagnosis(path, now=time.time(), max_age_seconds=max_age)
     try:
         click.echo("healthy" if why is None else f"unhealthy: {why}")
-    except OSError:  # if stdout fails, keep the exit code: the worker is still healthy
+    except OSError:  # even if stdout fails, the exit code must say whether the worker is healthy
         _drop_stdout()
     sys.exit(DONE if why is None else FOUND)
 
@@ -66,9 +66,10 @@ def _path_of(settings: object) -> Path | None:
 
 
 def _drop_stdout() -> None:
-    """Discard the rest of stdout.
+    """Discard the text that is still to be written to stdout.
 
-    Otherwise Python tries again at its exit, prints an error, and changes the exit code.
+    Otherwise Python tries to write it again at its exit, prints an error, and changes the exit
+    code.
     https://docs.python.org/3/library/signal.html#note-on-sigpipe
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)

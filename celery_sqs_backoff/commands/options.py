@@ -39,7 +39,8 @@ def option(group: str, *names: str, **settings: Any) -> Callable[[F], F]:
     return click.option(*spellings, cls=CeleryOption, help_group=group, **settings)
 
 
-#: Without ``task_queues``, only a worker's command line (``-Q``) says which queues it consumes.
+#: The user must repeat a worker's ``-Q`` here: without ``task_queues``, only the worker's command
+#: line says which queues the worker consumes.
 queues_option = option(
     "What to look at",
     *("-Q", "--queues QUEUES"),
@@ -78,7 +79,7 @@ _SELECTION: Sequence[Callable[[Any], Any]] = (
     _which("--error GLOB", help="Only this error, as 'type: message'."),
     _which("--from QUEUE", "origin", help="Only from this queue: a name, URL or ARN."),
     _which("--older DURATION", help="Only first sent longer ago: 36h, 2d."),
-    _which("--newer DURATION", help="Only first sent since."),
+    _which("--newer DURATION", help="Only first sent less long ago."),
     _which("--id ID", multiple=True, help="Only this message or task ID; repeatable."),
     _which("--ids FILE", type=READABLE_FILE, help="Only the IDs in this file, one per line."),
 )
@@ -103,5 +104,5 @@ def ids_of(single: Sequence[str], file: Path | None) -> list[str] | None:
 
 
 def has_selection(options: Mapping[str, Any]) -> bool:
-    """Return whether the options select some of the messages."""
+    """Return whether the options select only some of the messages."""
     return any(options.get(name) for name in SELECTION)

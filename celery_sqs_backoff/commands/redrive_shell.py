@@ -54,9 +54,9 @@ class Shell:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """End the command if the block raises, with a last event for scripts.
+        """If the block raises an exception, print the last event for scripts and end the command.
 
-        If the run has begun, also print its counts.
+        If there is already a report, also print it.
         """
         try:
             yield
@@ -84,12 +84,17 @@ class Shell:
             print_report(report, queue=self._queue, options=self._options, journal=self._journal)
 
     def look(self, **settings: Any) -> Plan:
-        """Look at the queue, and return the plan. ``peek`` gets ``settings``, too."""
+        """Look at the queue, and return the plan.
+
+        Arguments:
+            settings: further arguments for ``peek``. An option of the command with the same name
+                takes precedence.
+        """
         settings = {"sample": DEFAULT_SAMPLE, **settings, **self._options}
         stop = threading.Event()
         with ExitStack() as signals:
-
-            def on_start() -> None:  # before the start no message is hidden: a signal ends the look
+            # Before the start no message is hidden, so a signal may end the look immediately.
+            def on_start() -> None:
                 signals.enter_context(until_signalled(stop))
                 self._has_started = True
 
@@ -125,7 +130,10 @@ class Shell:
             )
 
     def ask(self, *, is_answered: bool) -> int | None:
-        """Look, print the plan, and ask. Return the exit code, or ``None`` to go on.
+        """Look, print the plan, and ask the user. Return the exit code, or ``None`` to go on.
+
+        A restore only asks. If the user wants messages with outcome UNKNOWN to be sent, too, set
+        ``include_unknown`` in the options.
 
         Arguments:
             is_answered: do not ask, because of ``--yes``. A run with a rate still looks, and is
@@ -214,7 +222,10 @@ class Shell:
 
 
 def _read_end(exc: BaseException, *, may_hide: bool) -> tuple[str, int, str]:
-    """Return ``ended`` of the last event for an error, the exit code, and the error's text."""
+    """Return three facts about an error: ``ended`` of the last event, the exit code, the text.
+
+    ``may_hide``: whether the command may have hidden messages before the error.
+    """
     if isinstance(exc, KeyboardInterrupt):
         hidden = "hidden messages show within 15 min" if may_hide else "no message was received"
         return "interrupted", INTERRUPTED, f"interrupted: {hidden}"

@@ -22,7 +22,7 @@ from .text import counted, safe
 #: A histogram shows at most this number of lines.
 _TOP = 10
 
-#: A body or a traceback with more characters is cut.
+#: Arguments or a body with more characters are cut.
 _MOST_OF_A_BODY = 1_048_576
 
 _COLUMNS = ("id", "task", "task id", "age", "outcome", "reason", "error")
@@ -146,7 +146,11 @@ def print_report(
 def closing(
     report: RedriveReport, *, queue: str, options: Mapping[str, Any], journal: str | None
 ) -> list[str]:
-    """Return sentences about sent messages, about messages that stay and why, and next steps."""
+    """Return the sentences below a report.
+
+    They count the sent messages and, by reason, the messages that stay. The last sentence gives the
+    next step.
+    """
     name, looked_at = shlex.quote(queue), report.looked_at - report.returned
     deletes, selects = bool(options.get("delete")), has_selection(options)
     number = report.dropped if deletes else report.sent

@@ -80,7 +80,7 @@ def sqs_simulate(
             plot(results, f"an outage of {spell_duration(scenario.outage)}", picture)
     except (ValueError, OSError) as exc:
         if isinstance(exc, OSError) and exc.filename is None:
-            raise  # stdout failed, not the picture
+            raise  # without a filename, the error is of stdout and not of the picture
         raise CommandFailed(exc, USAGE) from exc
 
 

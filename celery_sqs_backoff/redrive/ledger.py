@@ -173,7 +173,7 @@ class Ledger:
         return ours, sent
 
     def admit(self, messages: Sequence[DlqMessage], limit: int | None) -> list[DlqMessage]:
-        """Count messages towards the limit, and return those within it. ``None`` = no limit."""
+        """Return the messages that the limit allows, and count them. ``None`` = no limit."""
         with self.lock:
             room = len(messages) if limit is None else max(0, limit - self.admitted)
             self.admitted += len(messages[:room])

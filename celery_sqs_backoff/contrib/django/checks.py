@@ -38,7 +38,7 @@ def check_app(app_configs: Any, **_: Any) -> list[Any]:
 
     A module that cannot be imported is only a warning. ``migrate`` also runs the checks, often
     without the workers' libraries and variables. The module may also need tables that ``migrate``
-    has yet to create.
+    has not created yet.
     """
     try:
         app = project_app()

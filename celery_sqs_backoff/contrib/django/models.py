@@ -11,8 +11,8 @@ from django.db.models.functions import Now  # type: ignore[import-untyped]
 class UTCNow(Now):  # type: ignore[misc]
     """The database's current time, in UTC also on MySQL and MariaDB.
 
-    On these, Django's own ``Now`` returns the session's local time. It shifts with daylight saving
-    time, and differs between sessions with different ``time_zone``.
+    On these two, Django's own ``Now`` returns the session's local time. That time shifts with
+    daylight saving time, and differs between sessions with different ``time_zone``.
     """
 
     def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
@@ -20,7 +20,7 @@ class UTCNow(Now):  # type: ignore[misc]
 
 
 class Record(models.Model):  # type: ignore[misc]
-    """The record of a guard, a lock, a step or a key, with the time at which it ends."""
+    """The record of a guard, a lock, a step or a key, with the time at which the record ends."""
 
     key = models.CharField(max_length=100, primary_key=True)
     value = models.TextField()
@@ -42,7 +42,7 @@ class OutboxCall(models.Model):  # type: ignore[misc]
     task = models.CharField(max_length=255)
     #: Arguments and options as JSON. They are user data, like the rest of the database.
     call = models.TextField()
-    #: Only the process that has claimed the call sends it before this time.
+    #: Before this time, only the process that has written or claimed the call sends it.
     send_at = models.DateTimeField(db_index=True)
     #: Number of claims. A process claims the call by writing the next number.
     claims = models.PositiveIntegerField(default=0)

@@ -2,8 +2,9 @@
 
 A durable call is a row that its caller's transaction writes. The same process sends the call on
 commit and deletes the row. If a crash or an outage prevents that, ``manage.py sqs_backoff_outbox``,
-or the task of that name in beat, sends the call later. Each sender first claims the call. If a
-process ends after sending and before deleting, the call is sent again with the same task ID.
+or the task of that name in beat, sends the call later. Each process first claims the call: until
+``send_at``, no other process sends it. If a process ends after it has sent the call and before it
+has deleted the row, the call is sent again with the same task ID.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from celery_sqs_backoff.text import error_site
 
 logger = get_task_logger(__name__)
 
-CLAIM_SECONDS = 60.0  # A claim lasts long enough to send a call.
+CLAIM_SECONDS = 60.0  # Duration of a claim. Sending a call takes less time.
 MOST_FAILURES = 10  # After this number of failures in a row, the broker counts as down.
 
 
@@ -40,7 +41,9 @@ class OnCommit:
     def apply_async_on_commit(
         self, args: Any = None, kwargs: Any = None, *, durable: bool = False, **options: Any
     ) -> None:
-        """Call ``apply_async`` after the commit by Django's ``on_commit``, not after a rollback.
+        """Call ``apply_async`` after the commit, with Django's ``on_commit``.
+
+        After a rollback the task is not called.
 
         Arguments:
             durable: ``True`` = also write the call into the database, in the same transaction. If
@@ -60,9 +63,10 @@ class OnCommit:
 
 
 def send_left_calls(app: Any) -> tuple[int, int]:
-    """Send the calls that are still unsent, and return how many were sent and how many failed.
+    """Send the unsent calls whose claim has ended. Return the numbers of sent and failed calls.
 
-    It tries each call once, and stops after ten failures in a row.
+    The process that writes a call has the first claim. Each call is tried once. The function stops
+    after ten failures in a row.
 
     Raises:
         StoreInTransaction: a transaction is open. Its rollback would restore the rows of sent
@@ -115,10 +119,13 @@ def _write(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: An
 
 
 def _send(app: Any, calls: Any, pk: int, claims: int) -> bool | None:
-    """Claim, send and delete a call. Return whether it was sent.
+    """Claim a call, send it, and delete its row. Return whether it was sent.
 
     ``None`` = another process has claimed it. Failures are logged and never raised, because the
     caller's transaction is already committed.
+
+    Arguments:
+        claims: number of claims that the row had when it was read.
     """
     try:
         until = _calls()[1] + timedelta(seconds=CLAIM_SECONDS)

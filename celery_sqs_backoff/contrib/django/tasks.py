@@ -1,4 +1,4 @@
-"""The task that sends the calls left in the outbox, for ``beat_schedule``."""
+"""A task for ``beat_schedule``. It sends the calls that are still in the outbox."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from .outbox import send_left_calls
 
 @shared_task(name="sqs_backoff_outbox", ignore_result=True)  # type: ignore[untyped-decorator]
 def send_outbox() -> None:
-    """Send the durable calls that a crash or an outage has left."""
+    """Send the durable calls that were not sent because of a crash or an outage."""
     send_left_calls(current_app)

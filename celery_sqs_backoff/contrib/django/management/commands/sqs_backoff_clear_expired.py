@@ -1,4 +1,7 @@
-"""Delete ended records of the store ``"django://"``. Run it daily, like ``clearsessions``."""
+"""Delete the records that have ended from the store ``"django://"``.
+
+Run it daily, like ``clearsessions``.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Command(BaseCommand):  # type: ignore[misc]
         except ImproperlyConfigured as exc:
             raise CommandError(f"nothing is removed: {exc}") from exc
         if not isinstance(store, DjangoStore):
-            raise CommandError("nothing is removed: the app's store is no database")
+            raise CommandError("nothing is removed: the app's store is not Django's database")
         try:
             removed = store.remove_expired()
         except StoreUnavailable as exc:

@@ -1,4 +1,4 @@
-"""Send the durable calls that are left in the outbox. Run it about once a minute."""
+"""Send the durable calls that are still in the outbox. Run it about once a minute."""
 
 from __future__ import annotations
 
