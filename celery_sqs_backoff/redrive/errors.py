@@ -43,6 +43,6 @@ def explain(what: str, failure: Failure) -> str:
     return f"{what}: {failure.code}. {advice(failure.code)}"
 
 
-def unreachable(what: str, failure: Failure) -> RedriveUnreachable:
+def make_unreachable(what: str, failure: Failure) -> RedriveUnreachable:
     """Return the error to raise for a failed call. ``what`` names the call."""
     return RedriveUnreachable(explain(what, failure), failure.code)

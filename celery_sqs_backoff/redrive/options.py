@@ -115,7 +115,7 @@ class RedriveOptions:
         )
 
 
-def _outcome(value: str | None) -> str | None:
+def _parse_outcome(value: str | None) -> str | None:
     if value is None:
         return None
     found = value.upper().replace(" ", "_").replace("-", "_")
@@ -124,7 +124,7 @@ def _outcome(value: str | None) -> str | None:
     return found
 
 
-def _ids(ids: Iterable[str] | None) -> frozenset[str] | None:
+def _parse_ids(ids: Iterable[str] | None) -> frozenset[str] | None:
     if ids is None:
         return None
     if isinstance(ids, str):
@@ -139,19 +139,19 @@ def _matches(glob: str | None, text: str | None) -> bool:
     return glob is None or (text is not None and fnmatchcase(text, glob))
 
 
-def _seconds(name: str) -> Callable[[str | float | timedelta | None], float | None]:
+def _make_duration_parser(name: str) -> Callable[[str | float | timedelta | None], float | None]:
     return lambda value: parse_duration(value, name)
 
 
-def _path(value: str | Path | None) -> Path | None:
+def _parse_path(value: str | Path | None) -> Path | None:
     return None if value is None else Path(value)
 
 
 _PARSERS: dict[str, Callable[[Any], object]] = {
-    "outcome": _outcome,
-    "ids": _ids,
+    "outcome": _parse_outcome,
+    "ids": _parse_ids,
     "rate": parse_rate,
     "probe": parse_probe,
-    **{name: _seconds(name) for name in ("older", "newer", "ramp", "spread")},
-    **dict.fromkeys(("dump", "restore", "journal"), _path),
+    **{name: _make_duration_parser(name) for name in ("older", "newer", "ramp", "spread")},
+    **dict.fromkeys(("dump", "restore", "journal"), _parse_path),
 }

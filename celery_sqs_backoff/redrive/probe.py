@@ -37,7 +37,7 @@ def parse_probe(value: str | Probe | None) -> Probe | None:
     if value is None or callable(value):
         return value
     if value.startswith(("http://", "https://")):
-        return partial(_is_well, value)
+        return partial(_is_healthy, value)
     if not all(value.partition(":")):
         raise ValueError(f"invalid probe {value!r}: expected a URL or 'module:callable'")
     try:
@@ -51,7 +51,7 @@ def parse_probe(value: str | Probe | None) -> Probe | None:
     return probe
 
 
-def _is_well(url: str) -> bool:
+def _is_healthy(url: str) -> bool:
     # A redirect often leads to a login page, which answers 200 even if the provider is down.
     with urllib.request.urlopen(url, timeout=_PROBE_TIMEOUT_SECONDS) as response:
         return bool(200 <= response.status < 300 and response.url == url)

@@ -21,7 +21,7 @@ from ..sqs.calls import Calls, Results
 from ..sqs.errors import Failure, Kind, Operation, failure_of
 from ..sqs.find_queue import QueueFinder, connection_to_look
 from ..sqs.queues import queue_name, read_redrive_policy, sibling_url
-from .errors import RedriveError, RedriveRefused, RedriveUnreachable, unreachable
+from .errors import RedriveError, RedriveRefused, RedriveUnreachable, make_unreachable
 from .halt import TRIES, draw_pause
 from .message import DlqMessage
 from .options import RedriveOptions
@@ -59,7 +59,7 @@ def ask(what: str, call: Callable[[], T | Failure]) -> T:
         if found.kind is Kind.NO_QUEUE:
             raise RedriveRefused(f"{what}: there is no such queue")
         if attempt == TRIES or not found.is_transient or monotonic() > until:
-            raise unreachable(what, found)
+            raise make_unreachable(what, found)
         sleep(draw_pause(attempt))
         attempt += 1
     return found
@@ -238,10 +238,10 @@ def find_route(queues: QueueFinder, source: str, *, to: str | None, force: bool)
     """
     dlq = find_endpoint(queues, source)
     fixed = None if to is None else find_endpoint(queues, to)
-    sources = _sources(queues, dlq)
+    sources = _find_sources(queues, dlq)
     if not sources and dlq.dlq_arn is not None:  # the operator may name the main queue instead
         dlq = find_endpoint(queues, dlq.dlq_arn)
-        sources = _sources(queues, dlq)
+        sources = _find_sources(queues, dlq)
     if dlq.dlq_arn is not None and not force:
         raise RedriveRefused(
             f"Queue {dlq.name} has a dead-letter queue itself: each look at a message is a receive,"
@@ -262,7 +262,7 @@ def find_route(queues: QueueFinder, source: str, *, to: str | None, force: bool)
     return Route(dlq, tuple(fit), fixed)
 
 
-def _sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
+def _find_sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
     """Return the queues that have ``dlq`` as their dead-letter queue.
 
     Raises if SQS refuses the call or does not answer, because then the redrive cannot know where

@@ -140,7 +140,7 @@ class Restore:
         absent = doubted - found
         if not self._options.include_unknown:
             is_whole = plan.looked_at >= plan.messages
-            entries = ((m.id, _put_back_entry(m)) for m in self._read())
+            entries = ((m.id, _make_entry(m)) for m in self._read())
             marked = {i for i, e in entries if RESTORED_ATTRIBUTE in e.get("MessageAttributes", ())}
             absent &= marked if is_whole else set()
         ledger.settle_doubts(doubted & found, absent)
@@ -150,7 +150,7 @@ class _PutBack(Sender):
     """Sends messages as they are in the archive. ``Restore`` settles the messages in doubt."""
 
     def _entry(self, to: Endpoint, message: DlqMessage) -> dict[str, Any]:
-        entry = _put_back_entry(message)
+        entry = _make_entry(message)
         if message.group_id is not None:
             entry["MessageGroupId"] = message.group_id
         if to.is_fifo:
@@ -164,7 +164,7 @@ class _PutBack(Sender):
         """Override the delete of a run, because a restore removes no message from the archive."""
 
 
-def _put_back_entry(message: DlqMessage) -> dict[str, Any]:
+def _make_entry(message: DlqMessage) -> dict[str, Any]:
     """Return the entry for SendMessageBatch, with the ID in the archive as an attribute.
 
     The ID is left out if SQS's limits leave no room for it. A dead-letter record is left out if SQS

@@ -48,8 +48,8 @@ class Sender:
 
     Attributes:
         run_id: random ID of the run, written into each message's replay mark.
-        held_groups: FIFO message groups with a message that was left. Later messages of such a
-            group are not sent, to keep the order.
+        held_groups: FIFO message groups of which a message stays in the source. The run sends no
+            later message of such a group, to keep the order.
     """
 
     def __init__(
