@@ -61,15 +61,16 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
       0 to 2, 4, 8, ... 3600.
     * ``retry_for``: seconds or timedelta since SQS first delivered the message while it was due.
       After that, no retry starts. Default 36 hours; ``None`` = no limit.
-    * ``max_retries``: as in Celery, but ``None`` (no limit) by default. On SQS it bounds the
-      receives of a message, and a receive is not always a run (a prefetched message that a deploy
-      gives back has been received).
+    * ``max_retries``: as in Celery, but ``None`` (no limit) by default. On SQS it limits the
+      receives of a message, and not every receive is a run: a worker that stops gives back messages
+      that it has prefetched and not run.
     * ``retry_on``: exception classes that are RETRYABLE. Default ``()``: unknown errors are not
       retried.
     * ``classify``: callables ``(exc) -> Outcome | Verdict | None``, asked before ``retry_on``.
-    * ``on_not_processed``: ``callable(task, exc, args, kwargs)``, called in this process when the
-      failed work certainly was not processed (RETRYABLE, NOT_PROCESSED), never when it may have
-      been (UNKNOWN). It takes back the task's preparations.
+    * ``on_not_processed``: ``callable(task, exc, args, kwargs)``, which takes back the task's
+      preparations. It is called in the task's process if the failed work was certainly not
+      processed (RETRYABLE, NOT_PROCESSED). It is not called if the work may have been processed
+      (UNKNOWN).
     * ``on_give_up``: ``"dead-letter"`` (default) or ``"fail"`` (Celery's FAILURE, message deleted).
     * ``crash_budget``: the number of runs that end in a lost worker process or a hard time limit
       after which the message is given up. Default 3.
@@ -85,7 +86,8 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
       the messages of all tasks with this provider wait without running. ``None`` (default) = no
       provider.
     * ``redact``: ``callable(text) -> text``, your own masking of the record's message and
-      traceback, called in this process after ours. If it fails on a text, the record omits it.
+      traceback, called in the task's process after ours. If it fails on a text, the record omits
+      that text.
 
     ``autoretry_for``, ``dont_autoretry_for``, ``retry_backoff``, ``retry_backoff_max``,
     ``retry_jitter`` and ``retry_kwargs`` are translated into the options above. Celery's own
@@ -189,11 +191,11 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         *more: Any,
         **options: Any,
     ) -> Any:
-        """Send the task as ``celery.Task.apply_async`` does, if possible with a delay by SQS.
+        """Send the task as ``celery.Task.apply_async`` does, and let SQS delay it if SQS can.
 
         With ``countdown`` (seconds) or ``eta`` the message gets SQS's ``DelaySeconds``, at most
-        900. FIFO queues have no delay per message. The ETA stays on the message, and the worker
-        keeps the message back until then.
+        900. FIFO queues have no delay per message. The ETA also stays on the message, and the
+        worker does not run the task before its ETA.
         """
         if delay := self._delay_seconds(producer, args, kwargs, options):
             options["DelaySeconds"] = delay
@@ -260,8 +262,8 @@ def _keep_celerys_behaviour(cls: Any, app: Any) -> None:
     """Restore the attributes of ``celery.Task`` on one of Celery's own tasks.
 
     With ``task_cls`` Celery's own tasks inherit from our base class, too. They rely on Celery's
-    behaviour. ``chord_unlock`` polls by retrying itself, and each retry that keeps its message
-    would use up one of the queue's receives.
+    behaviour. ``chord_unlock`` polls by retrying itself. If each retry kept the message, the polls
+    would soon use up the receives that the queue allows.
     """
     cls.Request, cls.Strategy = Task.Request, Task.Strategy
     cls.acks_late = app.conf.task_acks_late
@@ -312,7 +314,7 @@ def _setting_name(app: Any) -> str:
 
 
 def _may_be_sqs(app: Any) -> bool:
-    """Return whether the broker is SQS, or not known yet."""
+    """Return whether the broker is SQS or is not configured yet."""
     url = app.conf.broker_read_url or app.conf.broker_url or ""
     first = url[0] if isinstance(url, list | tuple) and url else url
     return not first or str(first).startswith("sqs")

@@ -9,12 +9,13 @@ from ..retry.outcomes import Verdict
 
 
 class Answered(Exception):
-    """Raised before or during a run, in place of a result, to end the message.
+    """Raised before or during a run to end the message without the result of this run.
 
     Attributes:
         result: the message's result.
         is_done: whether an earlier run of the message succeeded.
-        has_result: whether ``result`` is that run's own. If not, ``result`` says why none exists.
+        has_result: whether ``result`` is the result of that earlier run. If not, ``result`` says
+            why there is no result.
     """
 
     result: Any = None
@@ -29,7 +30,7 @@ class Extension:
     """
 
     def before_run(self, task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Prepare the run of a message, or raise :class:`Answered` in its place."""
+        """Prepare the run of a message, or raise :class:`Answered` to end it without a run."""
 
     def after_run(self, task: Any, result: object) -> None:
         """Note that a run has succeeded. Never raises."""
@@ -37,7 +38,7 @@ class Extension:
     def run_failed(self, task: Any, exc: BaseException, verdict: Verdict) -> Verdict:
         """Note that a run has failed, and return the verdict on the message.
 
-        The task may have raised ``Ignore``. That calls this hook too, although it is no failure.
+        The hook is also called if the task has raised ``Ignore``, ``Reject`` or ``Retry``.
         """
         return verdict
 

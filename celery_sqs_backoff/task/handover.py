@@ -1,8 +1,9 @@
 """The values that pass between the process that runs a task and the worker's main process.
 
-The main process sends the :class:`Delivery` along with the request. The tracer takes it out again
-before Celery sees it. The task's process returns a :class:`Report` of how the run ended. The report
-is an attribute of Celery's ``ExceptionInfo``, because Celery pickles only that part of a failure.
+The main process adds the :class:`Delivery` to the request. In the task's process,
+``run.wrap_trace`` removes it before Celery sees the request. That process returns a
+:class:`Report` of how the run ended. The report is an attribute of Celery's ``ExceptionInfo``,
+because Celery pickles only that part of a failure.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..retry.decision import End, Hide, RunEnd
 from ..sqs.delivery import Delivery
 from ..sqs.redact import ErrorText
 
-#: The key of a request under which the :class:`Delivery` travels to the tracer.
+#: The key of a request under which the main process sends the :class:`Delivery`.
 DELIVERY_KEY = "sqs_delivery"
 
 #: Most characters of a failure's text and traceback to send to the main process for Celery's
@@ -50,7 +51,7 @@ class FailedInPool(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a run ended, from the process that ran the task. Plain values only."""
+    """How a run ended, as the process that ran the task reports it. Plain values only."""
 
     ended: RunEnd
     error: ErrorText = _NO_ERROR
@@ -76,8 +77,8 @@ class Asked:
 class Run:
     """One run of a task, with our notes about it in its process.
 
-    A worker does not keep it on Celery's request. Celery would take it for a custom header and
-    copy it to the messages that the task sends.
+    In a worker it is not an attribute of Celery's request. Celery would take it for a custom header
+    and copy it to the messages that the task sends.
 
     Attributes:
         task_id: Celery's ID of the task.
@@ -156,8 +157,8 @@ def read_end(exc: TaskPredicate, *, is_named: bool = False) -> RunEnd:
 def pack(exc: BaseException, report: Report, *, traceback: str, internal: bool) -> Any:
     """Return an ``ExceptionInfo`` with the report, without frames and the exception's own data.
 
-    It is a new object, because hooks of the task may keep Celery's own in the pools that share the
-    worker's process.
+    Celery's own object is not changed. In the pools that share the worker's process, a hook of the
+    task may have kept it.
     """
     info = ExceptionInfo.__new__(ExceptionInfo)
     info.exception = _stand_in(exc)

@@ -1,9 +1,9 @@
-"""Wraps one run of a task, from begin and call over judge and undo to decide and report.
+"""Wraps one run of a task. The steps are: begin, call, judge, undo, decide, report.
 
-It begins and ends in :func:`wrap_trace`, around Celery's tracer. Between them Celery calls the
-task's ``run``, which :func:`wrap_task` has wrapped. A failure is judged there, before Celery hears
-of it, so whatever fails after it (the result backend, a hook, the canvas) cannot change the
-decision. All of this happens in the process that runs the task.
+A run begins and ends in :func:`wrap_trace`, around Celery's tracer. In between, Celery calls the
+task's ``run``, which :func:`wrap_task` has wrapped. That wrapper judges a failure before Celery
+sees it. So a later failure of the result backend, a hook or the canvas cannot change the decision.
+All of this happens in the process that runs the task.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
         run = Run(task_id, delivery, is_awaited)
         token = RUNNING.set(run)
         try:
-            contain_backend(task.backend)  # each thread has its own
+            contain_backend(task.backend)  # each thread has its own backend
             result = trace(task_id, args, kwargs, request)
         except BaseException as exc:
             is_limit = is_pools_time_limit(exc, task, request.get("timelimit"))
@@ -118,7 +118,7 @@ def _hand_over(task: Any, run: Run, result: Any) -> Any:
 
 
 def _hand_over_escaped(task: Any, run: Run, exc: BaseException) -> Any:
-    """Return a result like Celery's tracer does, for an exception that escaped the tracer."""
+    """Return the result for an exception that escaped Celery's tracer, in the tracer's form."""
     from celery.app.trace import TraceInfo, trace_ok_t  # imports the whole worker
 
     report = _report_at_last(task, run, exc)
@@ -170,8 +170,8 @@ def wrap_task(cls: Any) -> None:
     if "request_stack" not in vars(cls):  # Celery shares the stack of the base task
         cls.request_stack = LocalStack()
     _wrap_own(cls, "run")
-    # Celery calls ``before_start``, then ``__call__``, which calls ``run``. A ``__call__`` of the
-    # user may do so in a transaction. Its commit may fail.
+    # Celery calls ``before_start``, then ``__call__``, which calls ``run``. A user's ``__call__``
+    # may call ``run`` in a transaction, whose commit may fail after ``run`` has returned.
     for name in ("__call__", "before_start"):
         if getattr(cls, name) is not getattr(Task, name):
             _wrap_own(cls, name)
@@ -253,10 +253,11 @@ def _end_returned(task: Any, run: Run) -> None:
 
 
 def _end_answered(task: Any, run: Run, answer: Answered) -> Any:
-    """Return the result of an earlier run, or end the message without a result of its own.
+    """Return the result of an earlier run, or raise an exception that ends the message.
 
     Raises:
-        Ignore: the message ends here.
+        Ignore: there is no result, and the message ends here.
+        Exception: the rest of the message's workflow needs the result, which is lost.
     """
     request = task.request
     is_lost = answer.is_done and not answer.has_result
@@ -341,7 +342,7 @@ def _end_asked(task: Any, run: Run, said: TaskPredicate) -> None:
 
 
 def _end_elsewhere(task: Any, run: Run, exc: Exception) -> BaseException:
-    """Return Celery's own retry with our delay, or the failure, on a broker other than SQS."""
+    """Return Celery's own retry with our delay, or the failure, if the message is not from SQS."""
     request, now = task.request, time.time()
     verdict = _judge(task, _cause_of(run, exc)) or _UNKNOWN
     verdict = _undo(task, run, exc, verdict, raised=exc)
@@ -372,7 +373,7 @@ _UNKNOWN: Final = Verdict(Outcome.UNKNOWN)
 
 
 def judge_failure(task: Any, exc: BaseException) -> Verdict:
-    """Return the verdict on a failure of the task's run, or on a retry that it has asked for."""
+    """Return the verdict on a failure of a run, or on a retry that the task has asked for."""
     return _judge(task, _cause_of(run_of(task.request), exc)) or _UNKNOWN
 
 
@@ -395,8 +396,8 @@ def _cause_of(run: Run | None, exc: BaseException) -> BaseException | None:
 def _judge(task: Any, cause: BaseException | None) -> Verdict | None:
     """Return the verdict on an error, or ``None`` if no rule knows it.
 
-    Without an error the task has asked for a retry. That is RETRYABLE, because the task says
-    that it has done no work.
+    ``None`` as the error means that the task has asked for a retry and named no error. This is
+    RETRYABLE, because a task that asks for a retry says that it has done no work.
     """
     if cause is None:
         return Verdict(Outcome.RETRYABLE)
@@ -432,10 +433,10 @@ def _reply_of(exc: BaseException | None, verdict: Verdict | None) -> Reply | Non
 def _undo(
     task: Any, run: Run, cause: BaseException, verdict: Verdict, *, raised: BaseException
 ) -> Verdict:
-    """Undo if no run of the message can have processed anything, this one or an earlier one.
+    """Call ``on_not_processed`` if neither this run nor an earlier one can have done the work.
 
     Returns:
-        The verdict, which an earlier run in doubt changes to UNKNOWN.
+        The verdict, or UNKNOWN in its place if an earlier run may have done the work.
     """
     if run.copy is not None and run.copy is not raised:
         return verdict  # an undo might destroy the work of the copy
@@ -478,7 +479,7 @@ def _draw_delay(
     verdict: Verdict | None = None,
     exc: BaseException | None = None,
 ) -> float:
-    """Draw the seconds until the retry. An error may bound them by its ``retry_before``."""
+    """Draw the seconds until the retry, at most the error's ``retry_before`` if it has one."""
     request = task.request
     delay = draw_delay(
         task.backoff_options,
@@ -497,9 +498,9 @@ def _report(task: Any, run: Run, ended: RunEnd, exc: BaseException) -> None:
     """Note how the run has ended, for the main process and for a span."""
     if run.delivery is not None:
         # Only a dead letter shows more than the error's type. Formatting the rest is slow.
-        is_kept = ended.decision is None and ended.end in (End.RETRY_ASKED, End.IGNORED)
-        is_kept = is_kept or isinstance(ended.decision, Hide)
-        error = ErrorText(exception_type=type_name(exc)) if is_kept else _describe(task, exc)
+        is_brief = ended.decision is None and ended.end in (End.RETRY_ASKED, End.IGNORED)
+        is_brief = is_brief or isinstance(ended.decision, Hide)
+        error = ErrorText(exception_type=type_name(exc)) if is_brief else _describe(task, exc)
         if TRACER in sys.modules:
             trace = note_end(ended, run.delivery, attempt=task.request.retries + 1)
             error = replace(error, trace=trace)
@@ -532,7 +533,8 @@ def retry_task(
     ``max_retries=0`` means "fail now": the task's rules do not retry that failure.
 
     Raises:
-        celery.exceptions.Retry: always, unless ``throw`` is false.
+        celery.exceptions.Retry: the task is retried, and ``throw`` is true.
+        celery.exceptions.Reject: the broker has not accepted the copy.
         exc, or MaxRetriesExceededError: no retry is left.
     """
     if not task.is_covered or task.request.called_directly:
@@ -606,12 +608,13 @@ def seconds_until(eta: datetime | None, task: Any, now: float) -> float:
 
 
 def _retry_in_place_of(task: Any, raised: Retry) -> Exception:
-    """Return the exception that the task's ``retry()`` raises for a ``Retry`` without a message.
+    """Call the task's ``retry()`` in place of a ``Retry`` that retries no message.
 
-    A task that is called as a function raises one, because its ``retry()`` has no message to
-    publish. The task's code may also raise one by hand. Celery takes it for a published copy and
-    acknowledges the message. A task that overrides ``retry()`` may have published its own copy, so
-    its ``Retry`` is returned unchanged.
+    Return the exception that ``retry()`` raises. Celery would take the ``Retry`` for a published
+    copy, and acknowledge the message. Such a ``Retry`` comes from a task that is called as a
+    function, because its ``retry()`` has no message to publish. The task's code may also raise it
+    by hand. A task that overrides ``retry()`` may have published its own copy, so its ``Retry`` is
+    returned unchanged.
     """
     has_message = raised.sig is not None or isinstance(raised, BackoffRetry)
     if has_message or type(task).retry is not retry_task:
@@ -638,7 +641,8 @@ def _make(error: type[BaseException]) -> BaseException:
 def _is_changed(request: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
     """Return whether the arguments of ``retry()`` may differ from the message's.
 
-    The task may have changed a list or dict in place, which changes the request's, too.
+    A list or a dict counts as changed. The task may have changed it in place, and the request holds
+    the same object.
     """
     named = [*(args or ()), *(kwargs or {}).values()]
     if not all(isinstance(value, _UNCHANGEABLE) for value in named):

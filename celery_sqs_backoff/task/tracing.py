@@ -67,7 +67,8 @@ def _note(
             "sqs_backoff.receive_count": delivery.receive_count,
         }
     )
-    # A replayed message names the span of the failed run. Else the context is not valid.
+    # A replayed message names the span of the failed run. For other messages the context is not
+    # valid.
     context = propagator.extract({"traceparent": delivery.replay_of or ""})
     original = api.get_current_span(context).get_span_context()
     if original.is_valid:

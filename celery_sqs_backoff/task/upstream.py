@@ -1,6 +1,6 @@
 """Guards for differences between versions of Celery, and between its pools.
 
-They run in the process that runs a task. On other versions a guard does no harm.
+They run in the process that runs a task. A guard does no harm on a version that does not need it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HOOKS: Final = ("on_retry", "on_failure", "on_success", "after_return")
 #: Flags of code with frames that can be suspended.
 _MAY_WAIT: Final = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
-#: Most exceptions of a chain to free the frames of.
+#: The most exceptions in one chain whose frames are freed.
 _MAX_CHAIN: Final = 10
 
 
@@ -44,9 +44,9 @@ def contain_backend(backend: Any) -> None:
 
     All versions of Celery take such an error for the task's failure. Celery then calls
     ``on_failure`` and ``link_error``, which may undo the task's work, and stores FAILURE if the
-    backend has recovered. If STARTED cannot be stored, the task fails without having run.
+    backend has recovered. If Celery cannot store STARTED, it fails the task without running it.
 
-    The error still counts if a chord waits for the success, or if the result cannot be encoded.
+    The error is still raised if a chord waits for the success, or if the result cannot be encoded.
     A second call for the same backend has no effect.
     """
     if getattr(backend.mark_as_done, "_is_wrapped", False):
@@ -106,8 +106,8 @@ def contain_backend(backend: Any) -> None:
 def contain_hooks(cls: Any) -> None:
     """Log an error in the task's own hooks, and keep it from changing the decision.
 
-    Celery 5.7 itself contains errors of ``on_success`` and ``after_return``. Other versions contain
-    no hook's errors.
+    Celery 5.7 itself catches errors of ``on_success`` and ``after_return``. Other versions catch no
+    errors of hooks.
     """
     for name in _HOOKS:
         hook = getattr(cls, name)
@@ -123,7 +123,7 @@ def _contain(hook: Any) -> Callable[..., Any]:
         except Exception as exc:
             run = run_of(self.request)
             if run is None or run.delivery is None:
-                raise  # another broker, or the main process, which contains it too
+                raise  # another broker, or the main process, which catches the error itself
             log_failed_later(self.name, run.task_id, exc)
 
     call_hook._is_wrapped = True  # type: ignore[attr-defined]
@@ -131,7 +131,9 @@ def _contain(hook: Any) -> Callable[..., Any]:
 
 
 def log_failed_later(task: object, task_id: str, exc: BaseException) -> None:
-    """Log an error after the run, without its text, which may quote the task's arguments.
+    """Log the type and the place of an error after the run.
+
+    Its text is left out, because it may quote the task's arguments.
 
     Arguments:
         task: the task's name.
@@ -139,7 +141,7 @@ def log_failed_later(task: object, task_id: str, exc: BaseException) -> None:
     """
     name = printable(task)
     logger.error(
-        "sqs_backoff.after_run_failed: task %s[%s]: what had been decided stands; %s",
+        "sqs_backoff.after_run_failed: task %s[%s]: the decision does not change; %s",
         *(name, printable(task_id), error_site(exc)),
         extra={"task_name": name, "task_id": task_id},
     )
@@ -176,7 +178,7 @@ def ends_the_process(exc: BaseException) -> bool:
 
 
 def is_pools_time_limit(exc: BaseException, task: Any, timelimit: Any) -> bool:
-    """Return whether gevent's pool raised this in the task's greenlet for the hard time limit.
+    """Return whether gevent's pool raised this exception for the task's hard time limit.
 
     The exception must reach the pool again, because the pool reports the time limit to the main
     process. A task's own ``gevent.Timeout`` of the same number of seconds looks the same.
