@@ -1,6 +1,8 @@
-"""Decides by a message's budgets whether it may be retried again.
+"""Decides whether a message's budgets allow another retry.
 
-Plain numbers only. ``sqs.delivery`` turns a message from SQS into them.
+The budgets are the task's limits: ``max_retries``, ``retry_for`` and ``crash_budget``, and the
+queue's ``maxReceiveCount`` and retention period. This module takes plain numbers only, which
+``sqs.delivery`` reads from a message.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from .policies import FullJitter, Policy, RandomSource, to_seconds
 
 logger = logging.getLogger(__name__)
 
-#: A hidden message comes back for its last run this many seconds before ``retry_for`` ends, or this
-#: share of ``retry_for`` if that is less, because SQS shows it a little late and the worker may be
-#: busy.
+#: A message that waits for its provider comes back for a last run before ``retry_for`` ends: this
+#: many seconds earlier, or this share of ``retry_for`` if that is less. The time is needed because
+#: SQS shows a message a little late, and the worker may be busy.
 LAST_RUN_SECONDS, LAST_RUN_SHARE = 60.0, 0.1
 
 
@@ -48,7 +50,8 @@ class GiveUpReason(str, Enum):
 class Standing:
     """A message's use of its budgets so far, after or before one of its runs."""
 
-    #: The most runs before this one. There may be fewer, because a receive need not lead to a run.
+    #: An upper limit of the runs before this one. Not every receive leads to a run, so there may be
+    #: fewer runs.
     retries: int = 0
     #: Seconds since the first receive at which the message was due.
     elapsed: float = 0.0
@@ -120,8 +123,8 @@ def find_reason_before_run(
 def longest_hold(standing: Standing, *, retry_for: float | None) -> float:
     """Return the most seconds that a message may be hidden without running.
 
-    It is 0 or less when SQS is about to delete the message, and at the end of ``retry_for``. The
-    message runs again before it is given up, because its provider may be back.
+    It is 0 or less if SQS is about to delete the message, or if ``retry_for`` is about to end.
+    Then the message runs again before it is given up, because its provider may be back.
     """
     if standing.is_expiring:
         return 0.0
@@ -141,8 +144,8 @@ def receives_needed(
 ) -> int:
     """Estimate how many receives a message needs until its budgets end.
 
-    Compare the number with a queue's ``maxReceiveCount``. The delays are drawn, so another message
-    may need a tenth more or less.
+    Compare the number with a queue's ``maxReceiveCount``. The delays are random, so a message may
+    need a tenth more or less.
 
     Arguments:
         at_most: the highest result. SQS allows no ``maxReceiveCount`` above 1,000.
@@ -159,9 +162,10 @@ def receives_needed(
 
 
 def shrink(delay: float, ceiling: float, cap: float) -> float:
-    """Scale a delay drawn from 0 to ``ceiling`` to one from 0 to ``cap``, if that is less.
+    """Scale a delay from the range 0 to ``ceiling`` down to the range 0 to ``cap``.
 
-    Cutting the delay at the cap would bunch the draws there. Scaling keeps them spread.
+    A delay whose ceiling is not above the cap is returned unchanged. Cutting a delay at the cap
+    would bunch the draws there. Scaling keeps them spread.
     """
     return delay if ceiling <= cap else delay * cap / ceiling
 
@@ -200,7 +204,7 @@ class _Tolerant(Policy):
 
 
 def tolerant(policy: Policy, *, cap: float = math.inf) -> Policy:
-    """Return a policy that never raises. ``FullJitter()`` takes its place if it fails.
+    """Wrap a policy so that it never raises. If it fails, ``FullJitter()`` is asked instead.
 
     Arguments:
         cap: seconds; longer delays are scaled down to it, as ``fifo_cap`` does on a FIFO queue.

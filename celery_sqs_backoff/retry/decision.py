@@ -11,7 +11,7 @@ how the run ended  without a decision                           with a decision 
 returned           delete                                       dead letter: not handed on
 raised             dead letter, not retryable                   hide, or dead letter
 retry asked        delete: Celery has published a copy          hide
-ignored            delete                                       dead letter: its chord is untold
+ignored            delete                                       dead letter: its chord was not told
 rejected           dead letter
 requeued           hide within the budgets, else dead letter
 not begun          as requeued: Celery failed before the run
@@ -37,8 +37,8 @@ from typing import Final, TypeAlias
 from .budget import GiveUpReason, Standing, find_reason
 from .outcomes import Outcome, Verdict
 
-#: On prefork the pool kills the process only after it has reported its time limit (TERM, 0.1 s,
-#: KILL). The message must not come back before that process is gone.
+#: The prefork pool first reports a hard time limit and then kills the process (TERM, 0.1 s, KILL).
+#: The message must not come back before that process is gone.
 MIN_CRASH_DELAY_SECONDS: Final = 2.0
 
 
@@ -58,7 +58,7 @@ class End(Enum):
         fate: the settlement of the message, if the task's process has made no decision.
         reason: the reason to give the message up, or ``None``. A crash uses its reason when
             ``crash_budget`` is used up.
-        is_run: whether the task had begun, and the worker did not end it.
+        is_run: whether the task had begun, and the worker did not cancel it.
         is_success: whether the task returned or raised ``Ignore``.
         is_crash: whether the end counts against ``crash_budget``.
     """
@@ -72,7 +72,8 @@ class End(Enum):
     NOT_BEGUN = "not begun", _Fate.COME_BACK, None, False
     PROCESS_LOST = "process lost", _Fate.COME_BACK, GiveUpReason.WORKER_LOST
     TIME_LIMIT = "hard time limit", _Fate.COME_BACK, GiveUpReason.TIME_LIMIT
-    #: A ``MemoryError``, or no subclass of ``Exception``. It is unknown how far the run got.
+    #: The task raised a ``MemoryError``, or an exception that is no subclass of ``Exception``. How
+    #: far the run got is unknown.
     ABORTED = "aborted", _Fate.COME_BACK, GiveUpReason.ABORTED
     #: The worker ended the run itself: a cold shutdown, or a lost connection.
     CANCELLED = "cancelled", _Fate.GIVE_BACK, None, False
@@ -111,7 +112,7 @@ class Hide:
 
     seconds: float
     outcome: Outcome = Outcome.RETRYABLE
-    #: Seconds that the provider asked for, part of ``seconds``, or ``None`` if it did not ask.
+    #: The part of ``seconds`` that the provider asked for, or ``None`` if it did not ask.
     retry_after: float | None = None
     #: Whether the task named the delay by ``countdown`` or ``eta``. The worker never shortens it.
     is_named: bool = False
@@ -129,7 +130,7 @@ class DeadLetter:
 class GiveBack:
     """Let another worker receive the message.
 
-    ``started`` is false if the task was not started. That receive does not count as an attempt.
+    ``started`` is false if the task was not started. Then the receive does not count as an attempt.
     """
 
     started: bool = True
@@ -166,8 +167,8 @@ class Facts:
         standing: the message's use of its budgets so far.
         max_retries, retry_for, crash_budget: the task's budgets.
         crashes: known crashes of the message, this run included if it crashed.
-        delay: seconds, drawn from the task's policy for this failure; only where
-            :func:`needs_delay` says so.
+        delay: seconds, drawn from the task's policy for this failure. Needed only if
+            :func:`needs_delay` is true.
         keeps_dead_letters: the task wants dead letters, and the queue has a place for them. Also
             true while the queue's attributes could not be read.
     """
@@ -237,7 +238,7 @@ def decide(ended: RunEnd, facts: Facts) -> Settle:
 
 
 def _decide_end(end: End, facts: Facts) -> Settle:
-    """Decide about an end without a decision of the task's process."""
+    """Decide about an end if the task's process has reported no decision."""
     if end.fate is _Fate.DELETE:
         return Delete()
     if end.fate is _Fate.GIVE_BACK:
@@ -254,5 +255,5 @@ def _decide_end(end: End, facts: Facts) -> Settle:
         reason = end.reason
     if reason is None:
         return Hide(delay, Outcome.UNKNOWN if is_crash else Outcome.RETRYABLE)
-    # A task that requeued its message has not said why.
+    # A task that requeues its message gives no reason, so its outcome is unknown.
     return DeadLetter(reason, Outcome.RETRYABLE if end is End.NOT_BEGUN else Outcome.UNKNOWN)

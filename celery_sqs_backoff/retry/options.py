@@ -11,10 +11,10 @@ from typing import Any
 from .outcomes import Classifier
 from .policies import Exponential, FullJitter, Policy, Schedule, to_seconds
 
-#: The setting with the adapters for messages that Celery has not sent.
+#: The setting with the adapters for messages from senders other than Celery.
 FOREIGN = "foreign"
 
-#: Further settings in ``app.conf.sqs_backoff``, which other packages of this project read.
+#: Settings in ``app.conf.sqs_backoff`` that are no options of a task. Other modules read them.
 _APP_WIDE_ONLY = (
     *("store", "namespace", "secret", "encrypt"),
     FOREIGN,
@@ -33,7 +33,7 @@ TYPE_ONLY = "type"
 class InvalidOption(ValueError):
     """An option that cannot be used. The message names it and its legal values.
 
-    ``option`` is its name if the option is one of ours.
+    ``option`` is the option's name, or ``None`` if it is not one of ours.
     """
 
     def __init__(self, message: str, option: str | None = None) -> None:
@@ -86,7 +86,9 @@ class Options:
     def resolve(
         cls, *, app_wide: object, own: Mapping[str, Any], setting: str = "sqs_backoff"
     ) -> Options:
-        """Merge the task's own options over the app-wide ones over our defaults.
+        """Merge the task's own options, the app-wide options and our defaults, in this order.
+
+        The first of the three that sets an option wins.
 
         Arguments:
             app_wide: the app's dict of options.
@@ -127,9 +129,9 @@ class Options:
 
 
 def _check_foreign(value: object, setting: str) -> None:
-    """Refuse a ``foreign`` setting that is no dict of queue names and callables.
+    """Refuse a ``foreign`` setting that is not a dict of queue names and callables.
 
-    Import strings are not imported here.
+    An import string may take the place of a callable. It is not imported here.
     """
     is_legal = isinstance(value, Mapping) and all(
         isinstance(queue, str) and queue and (isinstance(target, str) or callable(target))
@@ -198,7 +200,7 @@ def _classifiers(value: Any) -> tuple[Classifier, ...]:
 
 
 def _takes_one_argument(function: Callable[..., object]) -> bool:
-    """Return whether a function accepts one exception, which a factory of classifiers does not."""
+    """Return whether a function accepts one exception. A factory of classifiers accepts none."""
     try:
         signature(function).bind(Exception())
     except TypeError:

@@ -1,7 +1,7 @@
 """Decides whether a failed task may run again, and whether its effects may be undone.
 
-Every error gets one of three outcomes. Retryable is an allow list. If no rule knows an error, the
-work may have been processed, so the task does not run again.
+Every error gets one of three outcomes. An error is RETRYABLE only if a rule says so. If no rule
+knows an error, the work may have been processed, so the task does not run again.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Verdict:
         retry_after: seconds or timedelta, from 0 up; kept as float seconds. The least delay of
             a retry, to which jitter is added. Ignored if the failure is not retried.
             ``None`` (default) = the provider did not ask.
-        safe_to_repeat: an UNKNOWN failure is retried. No undo runs and no guard is taken back. If
-            the retries run out, the dead-letter record says UNKNOWN. Default ``False``. Ignored for
-            the other outcomes, which already decide whether to retry.
+        safe_to_repeat: ``True`` = retry an UNKNOWN failure, without an undo and without taking a
+            guard back. If the retries run out, the dead-letter record says UNKNOWN. Default
+            ``False``. Ignored for the other outcomes, which already decide whether to retry.
 
     Raises:
         TypeError: ``outcome`` is not an ``Outcome``, ``retry_after`` is not a number or a
@@ -112,7 +112,7 @@ def _unpickle(cls: type[ExplicitOutcome], args: tuple[Any, ...]) -> ExplicitOutc
 
 
 class Retryable(ExplicitOutcome):
-    """Raise it in a task if the work was not processed and the task should run again later.
+    """Raise this in a task if the work was not processed and the task should run again later.
 
     Arguments:
         msg: for readers of the log and the dead-letter record.
@@ -139,7 +139,7 @@ class Retryable(ExplicitOutcome):
 
 
 class NonRetryable(ExplicitOutcome):
-    """Raise it in a task if no retry will help.
+    """Raise this in a task if no retry will help.
 
     Arguments:
         msg: for readers of the log and the dead-letter record.

@@ -15,7 +15,7 @@ from typing import Protocol
 
 
 class RandomSource(Protocol):
-    """A source of delays, such as the ``random`` module or a ``random.Random``."""
+    """A source of random numbers, such as the ``random`` module or a ``random.Random``."""
 
     def uniform(self, a: float, b: float, /) -> float: ...
 
@@ -108,7 +108,7 @@ class FullJitter(_Growing):
 
 
 class EqualJitter(_Growing):
-    """Doubling, the upper half of it spread: ``half + uniform(0, half)``.
+    """Doubling, with the upper half spread: ``half + uniform(0, half)``.
 
     ``half`` is half of ``min(cap, base * 2**(attempt - 1))``: by default the delay lies between
     1 and 2, 2 and 4, 4 and 8, ... 1800 and 3600 seconds, three quarters of the ceiling on average.
@@ -131,16 +131,16 @@ class EqualJitter(_Growing):
 
 
 class DecorrelatedJitter(_Growing):
-    """Each delay drawn from the one before: ``d[n] = min(cap, uniform(base, 3 * d[n - 1]))``.
+    """Draws each delay from the one before: ``d[n] = min(cap, uniform(base, 3 * d[n - 1]))``.
 
     ``d[0]`` is ``base``; by default the delay lies between 2 and 6, 18, 54, ... 1458, 3600 seconds.
-    A draw never passes the cap, but it is cut off there instead of being spread below it. Of many
-    messages that have failed for a long time, about a quarter wait exactly ``cap`` and come back
-    together. ``FullJitter`` has no such peak.
+    A draw above the cap becomes exactly ``cap``. So of many messages that have failed for a long
+    time, about a quarter wait exactly ``cap`` and come back together. ``FullJitter`` has no such
+    peak.
 
-    No state is stored between attempts. The chain of a message is drawn from its id, so every
-    worker that sees the message replays the same delays up to this one, at the cost of one draw per
-    attempt. This is "Decorrelated Jitter" of
+    No state is stored between attempts. The message's ID seeds its chain of draws. Each attempt
+    draws the chain again from the start, up to its own delay, so every worker gets the same delay.
+    Attempt number n costs n draws. This is "Decorrelated Jitter" of
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 
     Arguments:
