@@ -12,13 +12,14 @@ _ARN = re.compile(rf"arn:(aws[a-z-]*):sqs:([a-z0-9-]+):([0-9]{{1,12}}):({_NAME})
 
 _REGION = r"[a-z]{2,4}(?:-[a-z]+)+-\d+"
 
-#: Matches ``sqs.REGION.`` and the legacy ``REGION.queue.``. Elsewhere such a word may be any name.
+#: Matches ``sqs.REGION.`` and the legacy ``REGION.queue.``. In another position, a word that looks
+#: like a Region may be any name.
 _REGION_IN_HOST = re.compile(rf"(?:^|\.)sqs(?:-fips)?\.({_REGION})\.|^({_REGION})\.queue\.")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueArn:
-    """One queue among all queues of AWS."""
+    """The parts of a queue's ARN."""
 
     partition: str
     region: str

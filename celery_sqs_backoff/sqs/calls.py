@@ -1,4 +1,4 @@
-"""The port to one queue. It takes plain values, returns one result per entry, and never raises.
+"""Calls SQS for one queue, with plain values and one result per entry. Exceptions become results.
 
 An entry succeeded only if SQS lists it as successful. Each exception, known or not, becomes a
 result, and the caller decides about it.
@@ -115,7 +115,7 @@ class Calls:
         return Received(failure=result) if isinstance(result, Failure) else Received(result)
 
     def change_visibility(self, entries: Sequence[tuple[str, int]]) -> Results:
-        """Hide up to ten messages, each given as (receipt handle, seconds). 0 shows a message."""
+        """Hide up to ten messages, each given as (receipt handle, seconds). 0 = show it now."""
         numbered = [{"ReceiptHandle": handle, "VisibilityTimeout": s} for handle, s in entries]
         return [each.failure for each in self._batch(Operation.CHANGE_VISIBILITY, numbered)]
 

@@ -6,7 +6,7 @@ decides whether to retry.
 
 A thread of its own renews the credentials. botocore would renew them in the thread that happens to
 make a call, while all other threads wait (https://github.com/boto/botocore/pull/790). STS may hang
-for minutes, and in that time no message of a queue would be renewed.
+for minutes, and in that time the worker could not extend any visibility timeout.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _SETTLING = Config(
     max_pool_connections=50,
 )
 
-#: Each queue has up to three calls under way; urllib3 closes the connections above this number
-#: after each call. The pool is filled on demand.
+#: Each queue has up to three calls under way. urllib3 opens connections on demand, and after a call
+#: it closes the connections above ``max_pool_connections``.
 _POLLING = Config(
     connect_timeout=5,
     read_timeout=MAX_WAIT_TIME_SECONDS + 10,
@@ -56,9 +56,9 @@ _POLLING = Config(
     parameter_validation=False,
 )
 
-#: The most that a call may take. botocore's timeouts come from urllib3: they start again at each
-#: byte (https://urllib3.readthedocs.io/en/stable/reference/urllib3.util.html) and do not cover the
-#: DNS lookup. A request gets one more second for each 50,000 bytes of its own body.
+#: The longest time that a call may take. botocore's timeouts come from urllib3. They start again at
+#: each byte (https://urllib3.readthedocs.io/en/stable/reference/urllib3.util.html) and do not cover
+#: the DNS lookup. A request gets one more second for each 50,000 bytes of its own body.
 _SETTLING_SECONDS = 15.0
 _POLLING_SECONDS = MAX_WAIT_TIME_SECONDS + 35.0
 _SLOWEST_BYTES_PER_SECOND = 50_000
@@ -66,11 +66,11 @@ _SLOWEST_BYTES_PER_SECOND = 50_000
 #: Least time between two rebuilds of the same clients after SQS refused credentials.
 _REBUILD_SECONDS = 5.0
 
-#: Lifetime of kombu's tokens (``sts_token_timeout``).
+#: Default lifetime of a role's token, as in kombu (``sts_token_timeout``).
 _TOKEN_SECONDS = 900
 
-#: A token is renewed in the background when the first share of its lifetime is left. A call waits
-#: for the renewal when the second is left. botocore's limits are 15 and 10 minutes, so each call
+#: The share of a token's lifetime that is left when a thread renews it in the background, and the
+#: share at which calls wait for the renewal. botocore's limits are 15 and 10 minutes, so each call
 #: would renew a token of 900 s (https://github.com/boto/botocore/issues/2189).
 _RENEW_EARLY_SHARE = 1 / 3
 _RENEW_NOW_SHARE = 1 / 9
@@ -107,13 +107,13 @@ class _Account:
 
 
 class Clients:
-    """The clients for a worker's queues, with the credentials, region and endpoint of kombu's.
+    """The clients for a worker's queues, with credentials, Region and endpoint of kombu's client.
 
-    They stay when Celery reconnects. The credentials come from kombu's own client, so that a
-    subclass's ``new_sqs_client`` has its effect. With ``sts_role_arn`` (in the transport options,
-    or on a predefined queue) they are renewed before they expire. Safe to use from any thread. If
+    The clients are kept when Celery reconnects. The credentials come from kombu's own client, so a
+    subclass of kombu's channel may override ``new_sqs_client``. With ``sts_role_arn`` (in the
+    transport options, or on a predefined queue) the credentials are renewed before they expire. If
     the token of a role cannot be fetched, only calls on the queues of that role wait, each for 30
-    seconds at most.
+    seconds at most. Safe to use from any thread.
 
     Arguments:
         attempts: how often a call other than a receive is tried. Default 1.
@@ -132,7 +132,7 @@ class Clients:
         self._channel = channel
 
     def settling(self, url: str) -> Calls:
-        """Return the port of a queue for all calls but receiving."""
+        """Return the object for all calls on a queue except ReceiveMessage."""
         calls = self._settling.get(url)
         if calls is None:
             calls = self._settling[url] = Calls(
@@ -141,13 +141,13 @@ class Clients:
         return calls
 
     def polling(self, url: str) -> Calls:
-        """Return the port for receiving. Its timeouts allow a long poll of 20 seconds."""
+        """Return the object for ReceiveMessage. Its timeouts allow a long poll of 20 seconds."""
         return Calls(lambda: self._pair(url).polling, url, refresh=lambda: self.refresh(url))
 
     def refresh(self, url: str) -> None:
-        """Replace the queue's clients after SQS has refused their credentials.
+        """Drop the queue's clients after SQS has refused their credentials. Never raises.
 
-        At most every 5 seconds. Never raises.
+        The next call makes new clients. Clients younger than 5 seconds are kept.
         """
         with self._lock:
             account = self._account_of.get(url)
@@ -162,7 +162,7 @@ class Clients:
                 key = _key(self._channel, url)
                 account = self._accounts.setdefault(key, _Account(partial(self._make, key)))
                 self._account_of[url] = account
-        # No clients yet, or refused ones: wait until they are made, which may need STS.
+        # There are no clients yet, or SQS refused them. Wait for new ones, which may need STS.
         return account.pair or _wait_for_credentials(account.making)
 
     def _make(self, key: tuple[Any, ...], account: _Account) -> _Pair:
@@ -211,13 +211,16 @@ def _copy(client: Any, config: Config, seconds: float, credentials: Any = None) 
 
 
 def _end_in_time(http_session: Any, seconds: float) -> None:
-    """Limit each call to ``seconds``. Its thread goes on until the server responds or hangs up."""
+    """Limit each call to ``seconds``, and some more for a long body.
+
+    The thread of a call that takes longer goes on until the server responds or hangs up.
+    """
     send = http_session.send
 
     def send_in_time(request: Any) -> Any:
         longest = seconds + len(request.body or b"") / _SLOWEST_BYTES_PER_SECOND
         sent = call_in_time(partial(send, request), seconds=longest)
-        if sent is None:  # no thread is left, so botocore's own timeouts must do
+        if sent is None:  # no thread is free, so only botocore's own timeouts apply
             return send(request)
         if not sent.done():
             raise ReadTimeoutError(endpoint_url=request.url)
@@ -226,7 +229,7 @@ def _end_in_time(http_session: Any, seconds: float) -> None:
     http_session.send = send_in_time
 
 
-#: Guards the session, which has 8 MB of service descriptions, so all clients share one.
+#: Guards the session. All clients share it, because it has 8 MB of service descriptions.
 _SESSION_LOCK = threading.Lock()
 
 
@@ -255,7 +258,7 @@ def _key(channel: Any, url: str) -> tuple[Any, ...]:
 
 
 def _renew_beside(credentials: Any) -> None:
-    """Let a thread of its own renew the credentials, which several clients may share."""
+    """Renew the credentials in a separate thread. Several clients may share them."""
     if isinstance(credentials, RefreshableCredentials) and "get_frozen_credentials" not in vars(
         credentials
     ):
@@ -264,15 +267,16 @@ def _renew_beside(credentials: Any) -> None:
 
 
 def _wait_for_credentials(fetch: SharedCall[_Result], method: str = "broker") -> _Result:
-    """Return the result of a fetch once it is there. Start the fetch if it does not run.
+    """Wait for a fetch of credentials, and return its result. Start the fetch if needed.
 
     Args:
-        fetch: the call that fetches them, or that makes clients with them.
-        method: botocore's name of their source.
+        fetch: the call that fetches the credentials, or that makes clients with them.
+        method: botocore's name of the credentials' source.
 
     Raises:
-        CredentialsNotRenewed: the fetch has taken 30 seconds, and goes on. Or its source was not
-            reached, or refused. Any other exception of ``fetch`` is raised, too.
+        CredentialsNotRenewed: the fetch has taken 30 seconds, and goes on; or the source was not
+            reached, or refused.
+        Exception: any other exception of ``fetch``.
     """
     try:
         return fetch.result(seconds=_WITHOUT_SECONDS)

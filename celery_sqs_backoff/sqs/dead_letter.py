@@ -17,11 +17,11 @@ _Key = TypeVar("_Key")
 #: The one message attribute that we add. It holds JSON.
 ATTRIBUTE_NAME = "celery-sqs-backoff"
 
-#: The message attribute that marks a replay. If the message becomes a dead letter again, it stays,
+#: The message attribute that marks a replay. It stays if the message becomes a dead letter again,
 #: because SQS and the worker keep all attributes except the dead-letter record.
 REPLAY_ATTRIBUTE = "celery-sqs-backoff-replay"
 
-#: Longer marks are not read, because a sender may have written anything.
+#: A longer mark of a replay is not read, because a sender may have written anything there.
 _MAX_MARK_CHARACTERS = 1_000
 
 #: Most characters of names and ids in a record. Most of them come from the message's sender.
@@ -78,13 +78,14 @@ def read_record(message: Mapping[str, Any]) -> DeadLetterRecord | None:
     """Read the record of a message in a dead-letter queue.
 
     Args:
-        message: as ReceiveMessage returned it, with all attributes and system attributes asked for.
+        message: as ReceiveMessage returned it. The request must have asked for all attributes and
+            system attributes.
 
     Returns:
         The record, or ``None`` if the attribute is missing or unreadable, or if SQS itself moved
-        the message (``DeadLetterQueueSourceArn`` says so). Then the sender of the message wrote the
-        attribute, not a worker. A sender to the dead-letter queue itself can still forge a record.
-        Only the queue's access policy prevents that.
+        the message (it then has ``DeadLetterQueueSourceArn``). On a message that SQS moved, only
+        its sender can have written the attribute. A sender to the dead-letter queue itself can
+        still forge a record. Only the queue's access policy prevents that.
 
         Fields that are missing or of the wrong type are ``None``, empty or 0. Counts are never
         negative, times are finite, and texts are as short as a worker writes them.
@@ -131,8 +132,8 @@ def with_record(
         record: the record to add. Its texts are cut to the lengths that :func:`read_record` gives.
 
     SQS takes ten attributes and 1 MiB in all. Texts that do not fit are left out of the record,
-    longest first. If the record still does not fit, or the message has ten attributes, the message
-    goes without it.
+    longest first. If the record still does not fit, or the message already has ten attributes, the
+    message is sent without the record.
     """
     own = {name: sendable(value) for name, value in attributes.items() if name != ATTRIBUTE_NAME}
     room = MAX_MESSAGE_BYTES - message_bytes(body, own)

@@ -37,8 +37,8 @@ class Delivery:
     message_id: str
     queue_url: str
     received_at: float
-    #: SQS's own count, this receive included. It counts receives, not runs: a prefetched message
-    #: given back at a deploy has been received too.
+    #: SQS's own count, this receive included. It counts receives, not runs: a message that a worker
+    #: prefetched and gave back at a deploy was received without a run.
     receive_count: int = 1
     #: Further receives of the message by its worker during the run. They lead to no run.
     receives_since: int = 0
@@ -49,7 +49,8 @@ class Delivery:
     max_receive_count: int | None = None
     #: Known receives that led to no run, because the message waited for its ETA or its provider.
     deferrals: int = 0
-    #: Since when only its provider keeps it from running, if this worker has hidden it for that.
+    #: The time from which the message has waited only for its provider. ``None`` if this worker has
+    #: not hidden the message for its provider.
     due_since: float | None = None
     #: Seconds that SQS keeps a message from ``sent_at`` on. ``None``: not known.
     retention_seconds: int | None = None
@@ -114,14 +115,14 @@ class Delivery:
 
     @property
     def earlier_runs(self) -> int:
-        """The most runs before this one. There may be fewer, as not each receive led to a run."""
+        """Upper limit of the runs before this one. Not each earlier receive led to a run."""
         return max(0, self.receive_count - 1 - self.deferrals)
 
     @property
     def first_due_at(self) -> float:
-        """The first receive at which the task was due, where ``retry_for`` begins.
+        """Time of the first receive at which the task was due, where ``retry_for`` begins.
 
-        SQS reports the time of the first receive only, not of later ones.
+        It may be an estimate, because SQS reports the time of the message's first receive only.
         """
         if self.due_since is not None:
             return self.due_since
@@ -155,7 +156,7 @@ class Delivery:
 
     @property
     def expires_at(self) -> float | None:
-        """When SQS's retention period deletes the message, hidden or not."""
+        """Time at which SQS deletes the message, hidden or not, at the end of its retention."""
         if self.sent_at is None or self.retention_seconds is None:
             return None
         return self.sent_at + self.retention_seconds
@@ -163,8 +164,9 @@ class Delivery:
     def visibility_delay(self, delay: float, *, now: float) -> int:
         """Turn a drawn delay into whole seconds that SQS allows, at least 1.
 
-        SQS allows the rest of its 12 hours since the receive, and of the queue's retention period.
-        Rounds up, so that a draw spread over (0, n] is spread evenly over 1..n.
+        The delay must end within the 12 hours since the receive and within the queue's retention
+        period, both less a margin. A fraction is rounded up, so that a draw spread over (0, n] is
+        spread evenly over 1..n.
         """
         longest = (
             MAX_VISIBILITY_TIMEOUT_SECONDS
@@ -180,7 +182,7 @@ class Delivery:
         """Return the message's use of its budgets so far.
 
         Arguments:
-            retries: runs before this one, at the most.
+            retries: upper limit of the runs before this one.
             now: seconds since the epoch.
         """
         expires_at, most = self.expires_at, self.max_receive_count
@@ -196,7 +198,8 @@ class Delivery:
 def parse_eta(header: object) -> float | None:
     """Read the ``eta`` header (ISO 8601, by default UTC) as seconds since the epoch.
 
-    ``None`` if it is missing or not a time; Celery reports the latter.
+    Returns ``None`` if the header is missing or is not a time. Celery itself reports a header that
+    is not a time.
     """
     if not isinstance(header, str):
         return None

@@ -83,10 +83,10 @@ def arguments(body: str) -> tuple[Any, Any] | None:
 
 
 def with_headers(body: str, **headers: object) -> str:
-    """Return the body with some of Celery's headers replaced, in the encoding it came in.
+    """Return the body with some of Celery's headers replaced, in the body's own encoding.
 
     Raises:
-        ValueError: it is not a Celery message.
+        ValueError: the body is not a Celery message.
     """
     found = read_body(body)
     if found is None or not isinstance(found.get("headers"), dict):

@@ -17,10 +17,10 @@ from ..traces import before_the_request, certificate_failed, list_functions
 
 
 class CredentialsNotRenewed(botocore.CredentialRetrievalError):
-    """The source of the credentials, such as STS, does not answer or refuses. It may work later.
+    """The source of the credentials, such as STS, does not answer or refuses. It may answer later.
 
     Arguments:
-        provider: what botocore calls the source.
+        provider: botocore's name of the source.
         error_msg: the source's error code, or the name of the exception.
     """
 
@@ -125,12 +125,12 @@ class Failure:
         return self.code
 
 
-#: SQS did not say whether it carried out the call (a proxy's empty 200, for one).
+#: SQS did not say whether it carried out the call, for example because a proxy sent an empty 200.
 NOT_LISTED = Failure(Kind.IN_DOUBT, "NotListed")
 
 #: Codes by meaning. https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/CommonErrors.html
-#: and the error lists of the actions above; KMS: ``KmsThrottled`` and the like, same reference, or
-#: as SQS's older protocol says it, and botocore with it: ``KMS.ThrottlingException``.
+#: and the error lists of the actions above. An error of KMS has a code such as ``KmsThrottled``. In
+#: SQS's older protocol, and so in botocore, it has a code such as ``KMS.ThrottlingException``.
 KINDS: Mapping[str, Kind] = {
     code: kind
     for kind, codes in {
@@ -171,7 +171,8 @@ _SIGNED_WRONGLY = (
 #: Codes that mean a bad entry in a send, and a void receipt handle in a call that uses one.
 _PARAMETER_CODES = frozenset({"InvalidParameterValue", "InvalidParameterValueException"})
 
-#: Errors before the request was sent. The other HTTP errors of botocore are in doubt.
+#: Errors before the request was sent. After botocore's other HTTP errors, SQS may have carried out
+#: the call.
 #: https://docs.aws.amazon.com/boto3/latest/guide/error-handling.html
 _UNREACHABLE = (
     botocore.EndpointConnectionError,
@@ -200,7 +201,7 @@ def failure_of(exc: BaseException, operation: Operation) -> Failure:
 
     Arguments:
         exc: the exception of the call.
-        operation: the call; some codes mean something else in another one.
+        operation: the call. The meaning of some codes depends on it.
     """
     if isinstance(exc, botocore.ClientError):
         return _of_response(exc, operation)

@@ -39,7 +39,7 @@ class QueueFinder:
     """The queues of an app: their URLs, and the calls on them. Safe for threads.
 
     Arguments:
-        channel: kombu's.
+        channel: kombu's channel.
         attempts: how often a call is tried.
     """
 
@@ -55,9 +55,9 @@ class QueueFinder:
         return queues
 
     def urls(self) -> list[str] | Failure:
-        """Return the URLs of the predefined queues or, if there are none, of all that SQS lists.
+        """Return the URLs of the predefined queues or, if there are none, of all queues on SQS.
 
-        kombu 5.5 keeps its own list for all connections of the process.
+        kombu 5.5 shares its own list between all connections of the process, so SQS is asked.
         """
         if self.predefined:
             return list(dict.fromkeys(str(queue["url"]) for queue in self.predefined.values()))

@@ -1,9 +1,10 @@
-"""Lets no fork happen while another thread sets up a TLS connection.
+"""Delays forks while another thread sets up a TLS connection.
 
 OpenSSL's locks do not survive a fork (https://github.com/openssl/openssl/issues/19066). If the pool
 forks a process while a thread of the worker loads certificates or makes a TLS handshake, the lock
 stays locked in that process. The process hangs in its own first TLS connection, and the worker
-holds the message of its task for good. In plain Celery the thread that forks also calls SQS.
+holds the message of its task for good. Plain Celery does not have this problem, because the thread
+that forks is also the thread that calls SQS.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ handshakes = Handshakes()
 
 @cache
 def guard_forks() -> None:
-    """Let all forks of this process wait for handshakes."""
+    """Let all forks of this process wait for handshakes, each for a second at most."""
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(
             before=handshakes.before_fork,

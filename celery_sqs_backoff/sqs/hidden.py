@@ -1,6 +1,8 @@
-"""The messages that a worker has hidden for one provider and may bring forward. Pure.
+"""The messages that a worker has hidden for one provider and may bring forward. No I/O.
 
-It is an index of the settlement table. Only the table adds and drops messages.
+SQS hides such a message until its visibility timeout ends. This module calls that time a hold. To
+bring a message forward is to end its hold early. Only the settlement table (``worker.settlement``)
+adds and drops messages.
 """
 
 from __future__ import annotations
@@ -44,13 +46,14 @@ class Hidden(Generic[K]):
     """Hidden messages, by the end of their holds.
 
     Arguments:
-        most: the most messages to keep. Others come back by themselves.
+        most: the most messages to keep. SQS shows the others at the end of their holds.
     """
 
     def __init__(self, most: int = MOST_HIDDEN) -> None:
         self._most = most
         self._kept: dict[K, tuple[float, int, Recall]] = {}
-        #: Messages that must not run yet, by ``not_before``. Then the rest, last due first.
+        #: ``_early`` has the messages that must not run yet, by ``not_before``. ``_furthest`` has
+        #: the others, the last due first.
         self._early: list[tuple[float, int, K]] = []
         self._furthest: list[tuple[float, int, K]] = []
         self._tickets = itertools.count()
@@ -65,8 +68,8 @@ class Hidden(Generic[K]):
     def add(self, message: K, until: float, recall: Recall, now: float) -> float | None:
         """Keep a message that SQS hides, and return when its hold is no longer certain.
 
-        Return ``None`` if the message is not kept, because there is no room or because it returns
-        before it may run.
+        Return ``None`` if the message is not kept, because there is no room, or because its hold
+        ends before it may run.
 
         Arguments:
             until: the end of the hold.
@@ -89,7 +92,7 @@ class Hidden(Generic[K]):
         self._kept.pop(message, None)
 
     def furthest(self, most: int, now: float) -> list[K]:
-        """Return up to ``most`` messages that may run, those due last first."""
+        """Return up to ``most`` messages that may run, the last due first."""
         while self._early and self._early[0][0] <= now:
             _, ticket, message = heapq.heappop(self._early)
             heapq.heappush(self._furthest, (-self._until(message, ticket), ticket, message))
@@ -110,7 +113,7 @@ class Hidden(Generic[K]):
     def to_probe_with(self, now: float) -> K | None:
         """Return the message with the fewest receives for a probe, or ``None``.
 
-        A message serves before its last receive only if there is no other.
+        A message whose next receive is its last is chosen only if there is no other.
         """
         ready = [
             (recall.next_is_last, recall.receives, ticket, message)

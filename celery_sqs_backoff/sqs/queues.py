@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Codes of failures that a second read soon would repeat. ``DENIED`` has more codes, for refused
+#: Codes of failures that would soon happen again. The other codes of ``DENIED`` are for refused
 #: signatures, which do not depend on the queue.
 _FOR_GOOD = {"AccessDenied", "AccessDeniedException"}
 
@@ -32,8 +32,8 @@ class Queue:
     """
 
     url: str
-    #: Seconds for which a receive hides a message: the queue's own, or, if that is 0, SQS's
-    #: default, which the worker asks for at each receive.
+    #: Seconds for which a receive hides a message. If the queue's own value is 0, this is SQS's
+    #: default, and the worker asks for it at each receive.
     visibility_timeout_seconds: int = DEFAULT_VISIBILITY_TIMEOUT_SECONDS
     retention_seconds: int | None = None
     max_receive_count: int | None = None
@@ -75,7 +75,7 @@ def read_redrive_policy(attributes: Mapping[str, str]) -> tuple[str | None, int 
 def sibling_url(url: str, arn: str) -> str:
     """Return the URL of a queue in the same account and Region as the queue at ``url``.
 
-    SQS wants a dead-letter queue there, so only the name differs.
+    A dead-letter queue must be in the account and Region of its source, so only the name differs.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
     """
     return f"{url.rpartition('/')[0]}/{arn.rpartition(':')[2]}"
@@ -89,14 +89,16 @@ def queue_name(place: str) -> str:
 def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None) -> Queue:
     """Ask SQS for a queue's attributes (GetQueueAttributes).
 
-    If the worker has no permission to read it, that is logged, and the queue counts as one with
-    SQS's default visibility timeout and no dead-letter queue. If it cannot be read now
-    (unreachable, expired credentials), it is returned with ``is_read=False``, to be read again.
+    If the worker has no permission to read the queue, this is logged, and the queue counts as one
+    with SQS's default visibility timeout and no dead-letter queue. If the queue cannot be read now
+    (unreachable, expired credentials), it is returned with ``is_read=False``. The caller should
+    then read it again.
 
     Arguments:
-        client: a boto3 client, or the port.
-        url: the queue's.
-        last: the queue at the last read, or ``None``. It is returned if no read succeeds now.
+        client: a boto3 client, or a :class:`Calls`.
+        url: the queue's URL.
+        last: the queue at the last read, or ``None``. It is returned if the read fails, unless the
+            worker has no permission and the last read failed, too.
     """
     calls = client if isinstance(client, Calls) else Calls(client, url)
     found = calls.attributes()

@@ -2,8 +2,8 @@
 
 An error's text can quote data of a sender, who may want to slow the search down. So a text is cut
 before it is searched, and each pattern takes linear time: quantifiers are not nested, and a
-quantifier that can fail after a match is bounded. It cannot find every credential, because a
-password in a sentence has no form of its own.
+quantifier that can fail after a match is bounded. The search cannot find every credential, because
+a password in a sentence has no form of its own.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class ErrorText:
             exc: the exception. Its ``__str__`` is the user's code and may raise.
             traceback: the formatted text. ``None``: the traceback of ``exc``, if it has one.
             type_only: keep only the name of the class.
-            redact: the user's own masking, given each text after ours has cut and masked it. If it
-                raises, or returns anything but a string, that text is left out.
+            redact: the user's own masking, called with each text after we have cut and masked it.
+                If it raises, or returns anything but a string, that text is left out.
         """
         if type_only:
             return cls(exception_type=type_name(exc))
