@@ -101,7 +101,7 @@ class Document:
             self._record = None
 
     def enter(self) -> None:
-        """Record that a run has entered the workflow, so that an earlier run in it fails.
+        """Record that a run has entered the workflow. The next write of an earlier run then fails.
 
         Raises:
             Compensated: the steps were undone.
@@ -114,7 +114,7 @@ class Document:
             return {"entered": dict([*others[1 - _MAX_ENTERED :], *mine])}
 
         if self.update(change)["state"] != OPEN:
-            raise Compensated("the steps of this workflow have been taken back")
+            raise Compensated("the steps of this workflow have been undone")
 
     def end(self) -> None:
         """Record that the block has ended without an exception, so its steps are never undone."""
@@ -185,7 +185,7 @@ class Document:
         def change(fields: dict[str, Any]) -> dict[str, Any]:
             steps, old = fields["steps"], fields["steps"].get(name, {})
             if fields["state"] != OPEN:
-                raise Compensated("the steps of this workflow have been taken back")
+                raise Compensated("the steps of this workflow have been undone")
             if len(steps) >= _MAX_STEPS and not old:
                 raise ValueError(f"too many steps in one scope: at most {_MAX_STEPS}")
             begun = {
@@ -268,7 +268,7 @@ def check_signature(option: str, signature: object) -> None:
     if option == "undo" and (expires is not None or (options and options.on_give_up == FAIL)):
         raise TypeError(
             f"invalid undo: the task {signature.task} has 'expires' or on_give_up={FAIL!r}, so it"
-            " may end unnoticed, and the other steps would not be taken back"
+            " may end unnoticed, and the other steps would not be undone"
         )
     try:
         dumps(signature)

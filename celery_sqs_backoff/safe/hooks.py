@@ -26,7 +26,7 @@ logger = get_logger(__name__)  # not Celery's task logger: some lines come from 
 
 
 class SafeExtension(Extension):
-    """Passes guards, records which runs may have had an effect, and has workflows undone."""
+    """Passes guards, records which runs may have had an effect, and undoes workflows."""
 
     def before_run(self, task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Record the run, and pass the task's guard.
@@ -53,8 +53,9 @@ class SafeExtension(Extension):
     def after_run(self, task: Any, result: object) -> None:
         """Record that the message is done. Never raises."""
         run = run_of(task.request)
+        # After the run has published a copy, the message is not done, because the copy must run.
         state = None if run is None or run.copy is not None else run.extension_state
-        if state is not None and state.guard is not None:  # no copy, which has not run yet
+        if state is not None and state.guard is not None:
             attempt(task.app, finish, state.guard, result)
 
     def run_failed(self, task: Any, exc: BaseException, verdict: Verdict) -> Verdict:
@@ -154,7 +155,7 @@ def attempt(app: Any, act: Callable[..., object], *args: Any) -> bool:
     """
     try:
         return act(records_of(app), *args) is not False
-    except Exception as exc:  # noqa: BLE001  # the store is away, or a transaction is open
+    except Exception as exc:  # noqa: BLE001  # the store is down, or a transaction is open
         state = current()
         logger.error(
             "sqs_backoff.guard_not_written: task %s[%s]: %s: %s",

@@ -59,8 +59,9 @@ def free(records: Records, entry: Entry) -> bool:
     """Delete a record unless it has changed, and return whether it was deleted.
 
     A freed guard lets the next message pass. A freed lock lets a second run in. A freed step is
-    done again. A freed workflow forgets its steps. If its steps were undone, it begins again with
-    new idempotency keys, and keeps its steps without ``undo``, because these were not undone.
+    done again. A freed workflow forgets its steps, and does all of them again. If its steps were
+    undone, it keeps the steps that have no ``undo``, because they were not undone. It does the
+    other steps again, with new idempotency keys.
     """
     record = entry.record
     if record is None:

@@ -26,7 +26,7 @@ DEFAULT_LEASE_SECONDS = 300.0
 
 
 class Lock:
-    """A lock that stays taken until its lease ends if its holder is killed.
+    """A lock with a lease, after which it is free even if its holder was killed.
 
     A run that finds the lock taken does not wait. Its task is retried. ``exclusive`` and
     ``workflow`` with the same name take the same lock.
@@ -35,7 +35,7 @@ class Lock:
         key: key of the business object, such as ``"account:7"``: text, an int or a UUID.
         lease: seconds or timedelta above 0, after which the lock is free even if its holder is
             still running.
-        held: names of the locks that the run holds. The lock adds and removes its own.
+        held: names of the locks that the run holds. The lock adds and removes its own name.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Lock:
         """
         if self._name in self._held:
             raise HeldByItself(
-                f"this run holds the lock {self._name!r} already: pass on what the first 'with' has"
-                " given"
+                f"this run already holds the lock {self._name!r}: pass on the object that the first"
+                " 'with' returned"
             )
         refuse_open_transaction(
             "No lock is taken",
-            why="it would end before the commit, and the next holder would not see what this one"
-            " has written. Take the lock first, and open the transaction inside its block",
+            why="the lock would end before the commit, and the next holder would not see the writes"
+            " of this run. Take the lock first, and open the transaction inside its block",
         )
         there = self._records.add("lock", self._name, self._fields(), self._lease)
         if not there.is_new:
@@ -91,7 +91,7 @@ class Lock:
         """
         new = self._record and self._records.replace(self._record, self._fields(), self._lease)
         if new is None:
-            raise LockLost("the lease was over, or the lock was freed by hand")
+            raise LockLost("the lease has ended, or an operator has freed the lock")
         self._record = new
 
     def release(self) -> None:
@@ -102,10 +102,10 @@ class Lock:
             if record is not None and not self._records.delete(record):
                 there = self._records.reread(record)  # a renewal without an answer may have worked
                 if there is None or there.fields["holder"] != self._holder:
-                    logger.warning("sqs_backoff.lock_outlived: the lease was over before the body")
+                    logger.warning("sqs_backoff.lock_outlived: the lease ended before the block")
                 else:
                     self._records.delete(there)
-        except Exception as exc:  # noqa: BLE001  # the store is down, or a soft time limit ended it
+        except Exception as exc:  # noqa: BLE001  # the store is down, or a soft time limit was hit
             logger.warning("sqs_backoff.lock_not_released: %s", error_site(exc.__cause__ or exc))
 
     def _fields(self) -> dict[str, object]:

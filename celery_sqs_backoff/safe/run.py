@@ -1,4 +1,7 @@
-"""Find the message that is running in this thread, greenlet or coroutine. It owns the records."""
+"""Find the message that is running in this thread, greenlet or coroutine.
+
+A record without a ``scope`` belongs to this message.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,9 @@ class RunState:
 
 
 def current() -> RunState | None:
-    """Return the run of the message that is running here, even if it calls another task directly.
+    """Return the run of the message that is running here, or ``None`` if no message is running.
 
-    ``None`` = no message is running.
+    If its task calls another task as a function, the run stays the same.
     """
     run = RUNNING.get()
     if run is None or not run.is_running:

@@ -1,10 +1,10 @@
 """Undo the workflows of a message that was given up, one step at a time, in a task of its own.
 
 The worker that gives a message up only sends this task, which has retries and a dead letter of its
-own. The task is retried while a run holds the workflow's lock. If a process was killed in the
-workflow, that is until the lease ends. The task decides whether there are steps to undo, and sends
-the undo task of the last step. When the undo task has succeeded, Celery calls this task again for
-the step before.
+own. The task is retried while a run holds the workflow's lock. A process that was killed in the
+workflow holds the lock until the lease ends. This task decides whether there are steps to undo, and
+sends the undo task of the last step. When the undo task has succeeded, Celery calls this task again
+for the step before.
 """
 
 from __future__ import annotations
@@ -116,10 +116,11 @@ def next_step(
     by: str,
     undone: str | None = None,
 ) -> tuple[str, dict[str, Any]] | None:
-    """Return name and fields of the next step to undo.
+    """Mark the step that was just undone, and return name and fields of the next step to undo.
 
-    ``None`` = all steps are undone, the message does not own the workflow, the workflow has ended
-    without an exception, or a later run has entered it.
+    Return ``None`` if all steps are undone, if the message does not own the workflow, if the
+    workflow has ended without an exception, if a later run has entered it, or if another task
+    undoes it.
 
     Arguments:
         by: ID of the task that began to undo the workflow. The record keeps it, so no other task
