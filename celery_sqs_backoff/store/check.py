@@ -31,7 +31,7 @@ from .settings import (
 
 logger = get_logger(__name__)
 
-#: The check's record expires after this time, in case the process ends before it deletes it.
+#: The check's record expires after this time, in case the process ends before deleting it.
 _CHECK_SECONDS = 60.0
 
 #: First and last pause between two checks of a store that is down when a worker starts.
@@ -75,7 +75,7 @@ def check_by_asking(app: Any) -> None:
             " rights of its user"
         ) from exc
     except (RecordRejected, ValueError, TypeError, AttributeError) as exc:
-        # Report it at the start, because steps would run and never be recorded.
+        # Report this at the start. Otherwise steps would run and never be recorded.
         raise ImproperlyConfigured(
             f"sqs_backoff['store']: its records cannot be written and read"
             f" ({error_site(exc.__cause__ or exc)}): correct the options of its address, or"
@@ -106,7 +106,8 @@ def eviction_of(app: Any) -> str | None:
     return store.evicts() if isinstance(store, RedisStore) else None
 
 
-#: References to pools. Python closes an unreferenced pool and waits for its threads.
+#: Pools of the parent process. Without a reference, Python would close them and wait for their
+#: threads, which do not exist in this process.
 _FORGOTTEN: list[Any] = []
 
 
@@ -117,8 +118,8 @@ class WrongStore(ImproperlyConfigured, click.ClickException):  # type: ignore[mi
 class StoreStep(bootsteps.Step):  # type: ignore[misc]  # Celery is not typed
     """Checks the store when a worker starts. Runs in the main process.
 
-    Wrong settings end the worker. If the store is down, a thread waits for it, and the worker goes
-    on.
+    Wrong settings end the worker. If the store is down, the worker starts without it, and a thread
+    waits for the store.
     """
 
     def create(self, worker: Any) -> None:
@@ -137,7 +138,7 @@ class StoreStep(bootsteps.Step):  # type: ignore[misc]  # Celery is not typed
 
 
 def _wait_for_store(app: Any, why: Exception) -> None:
-    """Check the store, with growing pauses, until it answers. Log each failure and the recovery."""
+    """Check the store, with growing pauses, until it works. Log each failure and the recovery."""
     pause = _FIRST_PAUSE_SECONDS
     while True:
         logger.error("sqs_backoff.store_away: %s. Tasks that need the store are retried", why)

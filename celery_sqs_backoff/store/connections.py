@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def refuse_open_transaction(what: str, *, why: str) -> None:
-    """Refuse an open transaction, because a rollback would undo the work or the record alone.
+    """Refuse an open transaction. Its rollback would undo the work or the record, but not both.
 
     Arguments:
         what: start of the error's text, such as ``"No lock is taken"``.
@@ -49,7 +49,8 @@ def close(connection: Any) -> None:
 def ask_and_close(ask: Callable[[], T]) -> T:
     """Return the result of ``ask``, and close the Django connections that ``ask`` opened.
 
-    A process that is forked later would share them, and could read answers to another process.
+    A process that is forked later would share the connections, and could read answers that the
+    database sends to another process.
     Celery drops connections after a fork only if ``DJANGO_SETTINGS_MODULE`` was set when the app
     was made.
     """

@@ -114,7 +114,7 @@ class DjangoStore:
         if records.filter(key=at, expires_at__lte=now).update(**new, expires_at=now + ttl):
             return True
         is_in_test = connections[self._using].in_atomic_block  # see _ask
-        # An error outside this inner block would make the test's transaction unusable.
+        # Without this inner block, an error would make the test's transaction unusable.
         atomic = transaction.atomic(using=self._using) if is_in_test else nullcontext()
         try:
             with atomic:
@@ -141,8 +141,8 @@ class DjangoStore:
                 if is_in_transaction(connection):  # this connects; a server that is down fails here
                     raise StoreInTransaction(
                         f"the store's database alias {self._using!r} is inside a transaction, whose"
-                        " rollback would take back what is recorded: leave the atomic block first,"
-                        " or give the store an alias of its own, such as 'django://records'"
+                        " rollback would undo the change of the record: leave the atomic block"
+                        " first, or give the store an alias of its own, such as 'django://records'"
                     )
                 return statement(Record.objects.using(self._using), UTCNow())
             except (DatabaseError, InterfaceError) as exc:
@@ -158,7 +158,7 @@ class DjangoStore:
 
 
 def _is_refused(exc: Exception) -> bool:
-    """Return whether the database refuses the user (right, table or password), and is not down."""
+    """Return whether the database is up and refuses the user (right, table or password)."""
     from django.db import ProgrammingError
 
     is_known = not _REFUSALS.isdisjoint(exc.args[:1])

@@ -1,10 +1,10 @@
 """Keep records in a DynamoDB table. Each change is one conditional write.
 
 A condition in DynamoDB cannot use a clock of the server, so the caller's clock decides when a
-record ends. Another caller may replace the record only ``clock_skew_seconds`` after its end. So no
-lease ends early while the clocks differ by less than that. DynamoDB's own TTL removes expired items
-only within days (https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/TTL.html).
-Therefore every condition compares the end itself.
+record ends. Each record is kept ``clock_skew_seconds`` longer than asked for. So no lease ends
+early while the clocks differ by less than that. DynamoDB's own TTL removes expired items only
+within days (https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/TTL.html). So every
+condition also compares the time at which the record ends.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ class Records:
     ) -> Record | None:
         """Replace a record, and return the new one, or ``None`` if the record has changed.
 
-        If the store reports a change, read the record again. A client library may have sent the
-        call twice, so that the change is our own.
+        If the store reports that the record has changed, this method reads the record again. A
+        client library may have sent the call twice, and then the change is our own.
 
         Arguments:
             old: the record that the caller has read.
@@ -110,13 +110,13 @@ class Records:
         *,
         keeps_end: bool = False,
     ) -> Record:
-        """Create the record, or write the fields that ``change`` returns for the old ones.
+        """Create the record, or change the fields of the existing record that ``change`` returns.
 
         Arguments:
             new: fields of a record that is created.
             ttl: seconds until the record ends.
-            change: gets the old fields. It returns the new ones, or ``None`` to leave the record
-                unchanged. It may be called again if another run writes at the same time.
+            change: gets all old fields. It returns the fields to change, or ``None`` to leave the
+                record unchanged. It may be called again if another run writes at the same time.
             keeps_end: whether a changed record keeps its end, instead of ending after ``ttl``.
 
         Raises:
@@ -164,7 +164,7 @@ class Records:
         return self._signed(key, text)[0]
 
     def _signed(self, key: str, text: str) -> list[str]:
-        """Return the text behind each possible signature. The first is the one to write."""
+        """Return the text with each possible signature in front. The first is for writing."""
         if not self._secrets:
             return [f"s0::{text}"]
         message = f"{key} {text}".encode()  # unambiguous, because a key has no space

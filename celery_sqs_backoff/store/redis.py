@@ -54,7 +54,7 @@ class RedisStore:
 
         # A new connection helps if the old one was idle for too long, or if the server has become a
         # replica and the address leads to the new primary. The first call may have taken effect
-        # before the second: see ``Store``.
+        # before the retry: see ``Store``.
         gone = (exceptions.ConnectionError, exceptions.ReadOnlyError)
         self._redis: Any = Redis.from_url(
             url,
