@@ -1,6 +1,6 @@
-"""Run tasks for messages that Celery has not sent: S3, SNS and EventBridge notifications.
+"""Run tasks for messages that other senders than Celery send, such as S3, SNS and EventBridge.
 
-Name one per queue in the app's settings::
+Name one adapter per queue in the app's settings::
 
     from celery_sqs_backoff.foreign import s3
 
@@ -30,7 +30,7 @@ class _Ignore(Enum):
     IGNORE = "ignore"
 
 
-#: An adapter returns this for a message that needs no task.
+#: An adapter returns this for a message that needs no task. The worker deletes the message.
 IGNORE: Final = _Ignore.IGNORE
 
 #: Task name, positional and keyword arguments.

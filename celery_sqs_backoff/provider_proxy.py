@@ -57,7 +57,7 @@ _NOT_PASSED_ON = {
 class ProviderRequest:
     """A request to the provider.
 
-    ``path`` includes the query. ``headers`` ignore upper and lower case in names.
+    ``path`` includes the query. The case of names in ``headers`` does not matter.
     """
 
     method: str
@@ -114,7 +114,7 @@ def fail(
 
 
 def drop_answer(**which: Any) -> Fault:
-    """Return a fault by which the provider acts, but its answer is lost.
+    """Return a fault by which the provider gets the request, but its answer is lost.
 
     The proxy closes the connection to the caller instead of forwarding the answer.
 

@@ -13,8 +13,9 @@ from celery.utils.dispatch import Signal
 __all__ = ["lease_lost", "provider_changed"]
 
 #: This worker has lost, or may have lost, the message of a task that runs in its pool. Either SQS
-#: refuses the receipt handle, or the worker could not reach SQS before the hold ended. Another
-#: worker may already be running the message. Sent from a thread of its own, once per run, with
+#: refuses the receipt handle, or the message's visibility timeout ended while the worker could not
+#: reach SQS. Another worker may already be running the message. Sent from a thread of its own, once
+#: per run, with
 #:
 #: * ``sender``: the task,
 #: * ``task_id``, ``message_id``, ``queue`` (the queue's name): strings.

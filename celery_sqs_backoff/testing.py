@@ -248,8 +248,8 @@ def running_worker(
     """Run a real worker on an app, in a thread of this process, until the block ends.
 
     Args:
-        app: an app that is :func:`on_local_sqs`. Define all its tasks before, because the worker
-            does not find later tasks.
+        app: an app inside :func:`on_local_sqs`. Define all its tasks before the worker starts,
+            because it does not find later tasks.
         pool: ``"solo"`` (default) or ``"threads"``. Other pools need a process of their own.
         options: as for ``celery.contrib.testing.worker.start_worker``, such as ``concurrency=2``
             and ``shutdown_timeout=30``, and for ``celery.worker.WorkController``.

@@ -25,7 +25,8 @@ _MAX_BITS = 128
 #: Deepest nesting of JSON from outside. Python's own limit depends on its version.
 _MAX_JSON_DEPTH = 500
 
-#: Largest number of digits to parse, more than any count or time has. Python needs quadratic time.
+#: Largest number of digits to parse, more than any count or time has. Python's time to parse an
+#: integer grows with the square of its digits.
 _MAX_DIGITS = 20
 
 

@@ -29,7 +29,7 @@ class StatusRule:
 
 
 #: Conditions of rows, as the documentation prints them. Rate-limit headers ask to wait, but do not
-#: count as ``Retry-After``, because a gateway adds them also if it had passed the request on.
+#: count as ``Retry-After``, because a gateway also adds them after it has passed the request on.
 ASKS_TO_WAIT, HAS_RETRY_AFTER = "that ask to wait", "with `Retry-After`"
 OF_A_CACHE = "with `Server: Varnish`"  # a cache made the answer itself
 
@@ -108,8 +108,8 @@ STATUSES: tuple[StatusRule, ...] = (
     ),
 )
 
-# A reset above ``_EPOCH`` is a time since the epoch, because a delay of 31 years makes no sense.
-# Above ``_EPOCH_MILLISECONDS``, the time is in milliseconds.
+# A rate limit's reset from ``_EPOCH`` up is a time since the epoch, because a delay of 31 years
+# makes no sense. From ``_EPOCH_MILLISECONDS`` up, the time is in milliseconds.
 _EPOCH = 1e9
 _EPOCH_MILLISECONDS = 1e12
 
@@ -119,8 +119,8 @@ def answer(status: object, headers: object = None, *, now: float) -> Diagnosis |
 
     Args:
         status: the status code. If it is not an int, the function returns ``None``.
-        headers: an object with ``items()``. Upper and lower case of names do not matter. ``None`` =
-            no headers are known.
+        headers: an object with ``items()``. The case of names does not matter. ``None`` = no
+            headers are known.
         now: seconds since the epoch, to convert a time in a header into a delay.
     """
     if not isinstance(status, int) or isinstance(status, bool):

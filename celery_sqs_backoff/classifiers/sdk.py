@@ -41,8 +41,8 @@ def _cause(exc: BaseException) -> Diagnosis | None:
     return diagnosis
 
 
-#: The rules for errors of the SDKs. Without its cause, as in stripe before 9, an error of a
-#: connection is not classified.
+#: The rules for errors of the SDKs. A connection error without its cause, as in stripe before 9, is
+#: not classified.
 RULES: tuple[ErrorRule, ...] = (
     ErrorRule(
         "builtins",

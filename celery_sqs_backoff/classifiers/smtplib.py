@@ -1,7 +1,7 @@
 """Classify the errors of smtplib, by the phase of SMTP in which the mail failed.
 
-The client sends the content of a mail in the last phase, DATA, so the server cannot deliver a mail
-before. Django's ``send_mail`` raises these errors unchanged.
+The client sends the content of a mail in the last phase, DATA. Before that phase, the server cannot
+deliver the mail. Django's ``send_mail`` raises these errors unchanged.
 https://docs.python.org/3/library/smtplib.html
 """
 
@@ -23,7 +23,7 @@ _BEFORE_DATA = {
 }
 
 _rule = partial(ErrorRule, "smtplib")
-_os_error = partial(ErrorRule, "builtins", "OSError")  # SMTPException is one
+_os_error = partial(ErrorRule, "builtins", "OSError")  # the base class of SMTPException
 
 
 def _before_data(exc: BaseException) -> bool:
@@ -35,9 +35,9 @@ def _in_smtplib(exc: BaseException) -> bool:
 
 
 def _meaning(code: object) -> Meaning | None:
-    """Return the meaning of a reply code. 4yz and 5yz say that no mail was accepted.
+    """Return the meaning of a reply code, or ``None`` if it is neither 4yz nor 5yz.
 
-    ``None`` = any other code. (RFC 5321, 4.2.1)
+    Both say that no mail was accepted (RFC 5321, 4.2.1).
     """
     if isinstance(code, int) and 400 <= code <= 499:
         return Meaning.REFUSED_FOR_NOW
@@ -48,7 +48,7 @@ def _meaning(code: object) -> Meaning | None:
 
 def _reply(exc: Any) -> Diagnosis:
     otherwise = Meaning.NOT_SENT if _before_data(exc) else Meaning.IN_DOUBT
-    # smtplib uses this text for a reply that it did not read to its end. The code may be any.
+    # smtplib uses this text for a reply that it has not read to the end. Its code may be wrong.
     is_unread = exc.smtp_error == "Line too long."
     return Diagnosis((None if is_unread else _meaning(exc.smtp_code)) or otherwise)
 
