@@ -108,7 +108,10 @@ class Failure:
 
     @property
     def is_of_lane(self) -> bool:
-        """Whether the whole call failed for a reason outside its entries."""
+        """Whether the whole call failed for a reason outside its entries.
+
+        The worker then pauses all calls of this operation on the queue (its lane).
+        """
         return self.is_of_call and self.kind.blame is not Blame.ENTRY
 
     @property

@@ -25,7 +25,8 @@ def connection_to_look(app: Any, *, to_write: bool = False) -> Any:
     The user's own ``client-config`` has precedence.
 
     Arguments:
-        to_write: use the app's connection for writing, and try each call once. Default: reading.
+        to_write: ``True`` = use the app's connection for writing, and try each call once. Default:
+            use the connection for reading.
     """
     options = app.conf.broker_transport_options or {}
     config = {**_SOON, **(options.get("client-config") or {})}

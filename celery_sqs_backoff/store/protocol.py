@@ -39,7 +39,7 @@ class Store(Protocol):
     def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
         """Replace the value ``old`` by ``new``. Return False if the record had another value.
 
-        The record ends ``ttl`` seconds from now. ``ttl=None`` keeps its end.
+        The record then ends ``ttl`` seconds from now. With ``ttl=None`` its end does not change.
         """
 
     def delete(self, key: str, old: str) -> bool:

@@ -64,7 +64,7 @@ class Asked:
     Attributes:
         raised: the exception.
         cause: the error that the retry is for, or ``None``.
-        reason: why no retry was left, or ``None`` if the message is retried.
+        reason: the budget that allowed no retry, or ``None`` if the message is retried.
         is_named: whether the task named the delay itself.
     """
 
