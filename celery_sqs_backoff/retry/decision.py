@@ -11,7 +11,7 @@ how the run ended  without a decision                           with a decision 
 returned           delete                                       dead letter: not handed on
 raised             dead letter, not retryable                   hide, or dead letter
 retry asked        delete: Celery has published a copy          hide
-ignored            delete                                       dead letter: its chord was not told
+ignored            delete                                       dead letter: chord was not told
 rejected           dead letter
 requeued           hide within the budgets, else dead letter
 not begun          as requeued: Celery failed before the run
