@@ -47,14 +47,16 @@ def test_the_first_to_add_a_record_wins(store, key):
     assert store.get(key) == "mine"
 
 
-def test_there_is_no_record_that_nobody_has_added(store, key):
+def test_missing_record(store, key):
+    """A record that was never added cannot be read, replaced or deleted."""
     assert store.get(key) is None
     assert not store.replace(key, "", "new", 60)
     assert not store.delete(key, "")
     assert store.get(key) is None
 
 
-def test_only_who_knows_the_value_replaces_it(store, key):
+def test_compare_and_replace(store, key):
+    """The store replaces a record only for a caller that passes its current value."""
     store.add(key, "a", 60)
     assert not store.replace(key, "b", "c", 60)
     assert store.get(key) == "a"
@@ -62,7 +64,8 @@ def test_only_who_knows_the_value_replaces_it(store, key):
     assert store.get(key) == "c"
 
 
-def test_only_who_knows_the_value_deletes_it(store, key):
+def test_compare_and_delete(store, key):
+    """The store deletes a record only for a caller that passes its current value."""
     store.add(key, "a", 60)
     assert not store.delete(key, "b")
     assert store.get(key) == "a"
@@ -80,14 +83,18 @@ def test_a_record_ends_for_all_four(store, key):
     assert store.get(key) == "new"
 
 
-def test_replacing_gives_a_record_a_new_end(store, key):
+def test_replace_sets_end(store, key):
+    """Replacing a record with a lifetime gives it a new end."""
     store.add(key, "a", 60)
     assert store.replace(key, "a", "b", 0.2)
     eventually(lambda: store.get(key) is None, timeout=5)
 
 
-def test_a_short_record_lives_as_long_as_it_should(store, key):
-    """No rounding, and no time zone, may end it early."""
+def test_short_lifetime(store, key):
+    """A record of less than a second lives for its full lifetime.
+
+    Neither rounding nor a time zone may end it early.
+    """
     started = time.monotonic()
     store.add(key, "a", 0.8)
     while time.monotonic() - started < 0.6:
@@ -102,8 +109,11 @@ def test_replacing_can_keep_a_records_end(store, key):
     assert not store.replace(key, "b", "c", None)
 
 
-def test_replacing_a_value_by_itself_finds_it(store, key):
-    """A lock is renewed so. MySQL counts the rows that it changed, not those that it found."""
+def test_replace_by_same_value(store, key):
+    """Replacing a value by the same value succeeds.
+
+    A lock is renewed this way. MySQL counts the rows that it changed, not those that it found.
+    """
     store.add(key, "a", 60)
     assert store.replace(key, "a", "a", None)
     assert not store.replace(key, "b", "b", None)
@@ -112,8 +122,11 @@ def test_replacing_a_value_by_itself_finds_it(store, key):
 @pytest.mark.parametrize(
     ("one", "other"), [("cus_Nffr", "cus_nffr"), ("cafe", "café"), ("a", "a "), ("1", "01")]
 )
-def test_keys_and_values_that_are_nearly_the_same_are_not(store, key, one, other):
-    """As MySQL's collations would have it: another customer's mail would be refused."""
+def test_similar_keys_differ(store, key, one, other):
+    """The store tells keys and values apart that are nearly the same.
+
+    MySQL's collations would take them for equal, and another customer's mail would be refused.
+    """
     assert store.add(f"{key}{one}", one, 60) is None
     assert store.add(f"{key}{other}", other, 60) is None
     assert store.get(f"{key}{one}") == one
@@ -156,7 +169,8 @@ def test_of_many_processes_one_adds(peers, key):
         assert set(answers) - {None} == {names[answers.index(None)]}
 
 
-def test_of_many_processes_one_takes_over_what_has_ended(any_store, peers, key):
+def test_race_for_ended_record(any_store, peers, key):
+    """Of many processes that add a record after its end, exactly one succeeds."""
     for race in range(3):
         any_store.store.add(f"{key}{race}", "old", 0.05)
     eventually(lambda: any_store.store.get(f"{key}2") is None)
@@ -177,8 +191,11 @@ def test_of_many_processes_one_replaces(any_store, peers, key):
         assert any_store.store.get(f"{key}{race}") == names[answers.index(True)]
 
 
-def test_steps_that_many_processes_begin_at_once_are_all_listed(any_store, peers, key):
-    """One that was not would not be taken back."""
+def test_race_of_steps(any_store, peers, key):
+    """The store lists every step when many processes begin steps at once.
+
+    A step that is missing from the list would not be taken back.
+    """
     names = [f"step {n}" for n in range(PEERS)]
     assert _all(peers, "step", [key] * PEERS, names) == names
     records = Records(any_store.store, namespace="race", secrets=["secret"])
@@ -186,7 +203,8 @@ def test_steps_that_many_processes_begin_at_once_are_all_listed(any_store, peers
 
 
 @pytest.mark.parametrize("any_store", ["redis"], indirect=True)
-def test_of_many_processes_one_at_a_time_is_inside_exclusive(peers, key, tmp_path):
+def test_race_for_exclusive(peers, key, tmp_path):
+    """Of many processes, only one at a time is inside ``exclusive``."""
     some = peers[:4]
     turns = _all(some, "take_turns", [key] * 4, [str(tmp_path / "inside")] * 4, [10] * 4)
     assert sum(turns) == 40, "turns in which no other process was inside"
@@ -194,8 +212,11 @@ def test_of_many_processes_one_at_a_time_is_inside_exclusive(peers, key, tmp_pat
 
 @pytest.mark.parametrize("shift", [-3600, 3600])
 @pytest.mark.parametrize("any_store", ["postgresql", "redis"], indirect=True)
-def test_a_process_with_a_wrong_clock_ends_no_record_early(store, key, shift):
-    """The server's clock decides. DynamoDB has none to ask: see below."""
+def test_wrong_clock(store, key, shift):
+    """A process with a wrong clock ends no record early.
+
+    The server's clock decides. DynamoDB has no clock to ask, see ``test_dynamodb_clock_skew``.
+    """
     store.add(key, "held", 60)
     right = time.time
     with patch("time.time", lambda: right() + shift):
@@ -209,8 +230,11 @@ def test_a_process_with_a_wrong_clock_ends_no_record_early(store, key, shift):
 # What is one store's own
 
 
-def test_dynamodb_allows_for_clocks_that_differ(tmp_path):
-    """A worker whose clock is 4 s ahead does not take over a lease that has 3 s left."""
+def test_dynamodb_clock_skew(tmp_path):
+    """The DynamoDB store allows for clocks that differ by up to ``clock_skew_seconds``.
+
+    A worker whose clock is 4 s ahead does not take over a lease that has 3 s left.
+    """
     with served("dynamodb", tmp_path) as there:
         url = there.url.replace("clock_skew_seconds=0", "clock_skew_seconds=5")
         store, ahead = open_store(url), SimpleNamespace(time=lambda: time.time() + 4)
@@ -221,8 +245,11 @@ def test_dynamodb_allows_for_clocks_that_differ(tmp_path):
             assert store.add("lease", "taken over", 3) is None
 
 
-def test_mariadb_sessions_in_two_time_zones_agree_when_a_record_ends(tmp_path):
-    """Else a lease of one would be over an hour early, or late, for the other."""
+def test_mariadb_time_zones(tmp_path):
+    """MariaDB sessions in two time zones agree on when a record ends.
+
+    Otherwise one session's lease would end an hour early or late for the other.
+    """
     with served("mariadb", tmp_path) as there:
         database = there.database or {}
         project.add_database(
@@ -240,8 +267,11 @@ def test_mariadb_sessions_in_two_time_zones_agree_when_a_record_ends(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["sqlite", "postgresql"])
-def test_a_record_is_not_written_inside_a_transaction(name, tmp_path):
-    """It would go with a rollback. A connection of its own writes it for good."""
+def test_write_in_transaction(name, tmp_path):
+    """The Django store refuses to write a record inside a transaction.
+
+    A rollback would remove the record. A connection of the store's own writes it for good.
+    """
     from django.db import transaction
 
     with served(name, tmp_path) as there:
@@ -275,7 +305,8 @@ def _away() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["redis", "django", "dynamodb"])
-def test_a_store_that_is_away_says_so_in_our_words(name, monkeypatch):
+def test_store_away(name, monkeypatch):
+    """A store that cannot be reached raises StoreUnavailable."""
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(variable, "testing")
     store = open_store(_away()[name])
@@ -286,8 +317,11 @@ def test_a_store_that_is_away_says_so_in_our_words(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["postgresql", "mariadb"])
-def test_a_step_that_outlives_its_connection_is_recorded_all_the_same(name, tmp_path):
-    """A proxy that closes idle connections, or a restart, while the step's function runs."""
+def test_lost_connection(name, tmp_path):
+    """A step is recorded even if the store's connection is lost while its function runs.
+
+    A proxy may close idle connections, or the database may restart.
+    """
     from django.db import connections
 
     with served(name, tmp_path) as there:
@@ -303,8 +337,11 @@ def test_a_step_that_outlives_its_connection_is_recorded_all_the_same(name, tmp_
         assert again.step("charge", lambda: "again", (), {}) == "charged"
 
 
-def test_a_step_outlives_all_connections_of_its_pool(tmp_path):
-    """With ``OPTIONS["pool"]`` the next connection is as old as the one that was lost."""
+def test_lost_pool(tmp_path):
+    """The store replaces a record after all connections of its pool were lost.
+
+    With ``OPTIONS["pool"]`` the next connection is as old as the lost one.
+    """
     from django.db import connections
 
     with served("postgresql", tmp_path) as there:
@@ -338,8 +375,11 @@ def _end_session(connection: Any) -> None:
     other.close()
 
 
-def test_a_statement_that_the_database_takes_back_is_made_again(tmp_path):
-    """Nothing was done. As a failure, it would leave a step that was just done without a record."""
+def test_deadlock_repeated(tmp_path):
+    """The store repeats a statement that the database rolled back because of a deadlock.
+
+    The statement did nothing. If it failed, a step that was just done would have no record.
+    """
     from django.db import OperationalError, connections
 
     with served("sqlite", tmp_path) as there:
@@ -358,8 +398,11 @@ def test_a_statement_that_the_database_takes_back_is_made_again(tmp_path):
 
 
 @pytest.mark.parametrize("database", ["mariadb", "postgresql"])
-def test_after_a_failover_the_database_is_asked_where_its_address_leads_now(database, tmp_path):
-    """The old server keeps its connections, of which many projects close none, and only reads."""
+def test_failover(database, tmp_path):
+    """After a failover the store reconnects to the server that its address leads to now.
+
+    The old server keeps its connections, which many projects never close, and is read-only.
+    """
     with served(database, tmp_path) as there:
         from django.db import connections
 
@@ -376,8 +419,11 @@ def test_after_a_failover_the_database_is_asked_where_its_address_leads_now(data
         assert there.store.get("key") == "done"
 
 
-def test_processes_at_a_strict_isolation_level_lose_no_step(tmp_path):
-    """PostgreSQL refuses all but one of the statements that meet at a row; each is made again."""
+def test_strict_isolation(tmp_path):
+    """Processes at a strict isolation level lose no step.
+
+    PostgreSQL refuses all but one of the statements that meet at a row, and the store repeats each.
+    """
     with served("postgresql", tmp_path) as there:
         strict = {"options": "-c default_transaction_isolation=serializable"}
         database = (there.database or {}) | {"OPTIONS": strict}

@@ -133,7 +133,8 @@ def error_of(task, failure):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-def test_a_failure_is_retried_undone_or_neither(failing, undone, failure, outcome, is_undone):
+def test_outcome_of_failure(failing, undone, failure, outcome, is_undone):
+    """A failure's outcome decides whether the task is retried, undone, or neither."""
     raised, give_up = raised_by(failing(), failure)
     assert undone == ([(type(failure).__name__, (failure,), {})] if is_undone else [])
     if outcome is Outcome.RETRYABLE:
@@ -230,10 +231,12 @@ SAFE_TO_REPEAT = Verdict(Outcome.UNKNOWN, 30, safe_to_repeat=True)
     ],
     ids=["Retryable", "verdict", "safe to repeat", "its last retry"],
 )
-def test_retry_after_is_a_floor_and_the_jitter_comes_on_top(
-    failing, undone, options, failure, when
-):
-    """A failure in doubt that is safe to repeat is not undone, and given up as in doubt."""
+def test_retry_after(failing, undone, options, failure, when):
+    """``retry_after`` is the least delay of a retry, and jitter is added to it.
+
+    A failure in doubt that is safe to repeat is not undone. Without a retry left it is given up
+    with the outcome UNKNOWN.
+    """
     raised, give_up = raised_by(failing(**options), failure)
     if when is None:
         assert (give_up.reason, give_up.outcome) == (GiveUpReason.MAX_RETRIES, Outcome.UNKNOWN)
@@ -258,8 +261,11 @@ def test_retry_after_is_a_floor_and_the_jitter_comes_on_top(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_provider_failure_leaves_earlier_run_in_doubt(app, undone, earlier, later, outcome):
-    """An outage begins with an answer that is lost, and goes on with refused connections."""
+def test_earlier_run_in_doubt(app, undone, earlier, later, outcome):
+    """A provider's failure does not undo a message whose earlier run is in doubt.
+
+    An outage begins with an answer that is lost, and goes on with refused connections.
+    """
     app.conf.sqs_backoff = {"store": MemoryStore()}
     failures = {"busy": Busy("held"), "down": ProviderDown("x")}
 
@@ -298,8 +304,11 @@ def test_provider_failure_leaves_earlier_run_in_doubt(app, undone, earlier, late
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_no_undo_after_another_delivery_has_acted(app, undone, is_lost):
-    """SQS may deliver a message twice. The second run has done the work, or was lost in it."""
+def test_second_delivery_acted(app, undone, is_lost):
+    """A run undoes nothing after another delivery of its message has acted.
+
+    SQS may deliver a message twice. The second run has done the work, or was lost while doing it.
+    """
     app.conf.sqs_backoff = {"store": MemoryStore()}
 
     @app.task(
@@ -344,7 +353,9 @@ def test_no_undo_while_the_store_is_away(app, failing, undone, monkeypatch):
     assert undone == []
 
 
-def test_the_log_of_an_undo_that_fails_holds_the_text_of_no_exception(failing, caplog):
+def test_undo_fails(failing, caplog):
+    """The log of a failing undo has its type and place, but the text of no exception."""
+
     def broken(task, exc, args, kwargs):
         raise RuntimeError("card 4222")
 
@@ -357,7 +368,8 @@ def test_the_log_of_an_undo_that_fails_holds_the_text_of_no_exception(failing, c
     assert not [text for text in ("4111", "4222", "hunter2") if text in caplog.text]
 
 
-def test_error_text_is_masked_where_the_task_ran(failing):
+def test_error_text_masked(failing):
+    """The text and traceback of an error are masked in the process that ran the task."""
     error = error_of(failing(), ValueError("mail 7: password=hunter2"))
     assert error.exception_message == "mail 7: password=***"
     assert "password=***" in error.traceback
@@ -372,13 +384,18 @@ def test_error_of_a_retry(failing):
 
 @pytest.mark.hazard("H24")
 @pytest.mark.parametrize("code", [0, 1, None])
-def test_sys_exit_is_a_failure_where_it_would_end_the_worker(failing, code):
+def test_sys_exit(failing, code):
+    """``sys.exit()`` fails the task with WorkerLostError, and its outcome is UNKNOWN.
+
+    Otherwise it would end the worker.
+    """
     raised, give_up = raised_by(failing(), SystemExit(code))
     assert type(raised) is WorkerLostError
     assert give_up.outcome is Outcome.UNKNOWN
 
 
-def test_sys_exit_on_another_broker_ends_the_process_as_with_celery(failing):
+def test_sys_exit_other_broker(failing):
+    """On another broker ``sys.exit()`` ends the process, as it does with Celery."""
     task = failing()
     task.push_request(id="1", called_directly=False)
     try:
@@ -388,7 +405,8 @@ def test_sys_exit_on_another_broker_ends_the_process_as_with_celery(failing):
         task.pop_request()
 
 
-def test_a_bound_an_unbound_a_static_and_a_class_based_task_fail_alike(app):
+def test_kinds_of_task(app):
+    """Bound, unbound, static and class-based tasks are all retried after a failure."""
     options = {"base": SQSBackoffTask, "retry_on": ProviderDown, "lazy": False, "shared": False}
 
     @app.task(bind=True, name="bound", **options)
@@ -432,8 +450,11 @@ def test_a_bound_an_unbound_a_static_and_a_class_based_task_fail_alike(app):
         assert type(raised) is BackoffRetry, name
 
 
-def test_a_task_may_call_the_run_of_a_registered_task_that_it_inherits_from(app):
-    """It passed for a task that calls itself as a function: its retry was a dead letter."""
+def test_call_of_inherited_run(app):
+    """A task may call the ``run`` of a registered task that it inherits from.
+
+    The call was taken for a task that calls itself as a function, so its retry was a dead letter.
+    """
     seen = []
 
     class First(SQSBackoffTask):
@@ -457,7 +478,9 @@ def test_a_task_may_call_the_run_of_a_registered_task_that_it_inherits_from(app)
     assert seen == ["task-id"]
 
 
-def test_a_class_method_that_a_task_inherits_from_another_has_its_own_class(app):
+def test_inherited_class_method(app):
+    """A class method that a task inherits is called with the class of the inheriting task."""
+
     class First(SQSBackoffTask):
         name = "first"
 
@@ -504,7 +527,8 @@ def published(monkeypatch):
         ({"queue": "q", "countdown": 3}, 3),
     ],
 )
-def test_an_unchanged_retry_keeps_the_message(failing, published, options, delay):
+def test_unchanged_retry(failing, published, options, delay):
+    """A retry that changes nothing keeps the SQS message instead of publishing a copy."""
     raised, run = retry(failing(), **options)
     assert type(raised) is BackoffRetry
     assert run.asked.is_named is ("countdown" in options)
@@ -522,7 +546,8 @@ def test_an_unchanged_retry_keeps_the_message(failing, published, options, delay
         {"countdown": 13 * 3600},
     ],
 )
-def test_a_changed_retry_is_published_as_celery_does(failing, published, options):
+def test_changed_retry(failing, published, options):
+    """A retry that changes the message is published as a copy, as Celery does."""
     raised, _ = retry(failing(), **options)
     assert type(raised) is Retry
     assert len(published) == 1
@@ -531,8 +556,11 @@ def test_a_changed_retry_is_published_as_celery_does(failing, published, options
 @pytest.mark.parametrize(
     ("args", "kwargs"), [((["a"],), {}), ((), {"page": 1})], ids=["a list", "its own kwargs"]
 )
-def test_arguments_that_the_run_may_have_changed_are_published(failing, published, args, kwargs):
-    """The message was kept: its next run sent the first mail again."""
+def test_mutated_arguments(failing, published, args, kwargs):
+    """A retry with arguments that the run may have changed in place is published.
+
+    The message was kept, so its next run sent the first mail again.
+    """
     task = failing()
     with received(task, args=args, kwargs=kwargs):
         if kwargs:
@@ -552,8 +580,11 @@ def test_throw_false_publishes_and_returns(failing, published):
     assert len(published) == 1
 
 
-def test_the_last_retry_raises_the_failure_it_was_given(failing):
-    """Without one it raises MaxRetriesExceededError, as in Celery."""
+def test_last_retry(failing):
+    """The last retry raises the failure that it was given.
+
+    Without a failure it raises MaxRetriesExceededError, as in Celery.
+    """
     failure, task = ProviderDown("x"), failing(max_retries=1)
     assert retry(task, exc=failure, facts={"retries": 1})[0] is failure
     raised, _ = retry(task, facts={"retries": 1})
@@ -569,8 +600,11 @@ class Refused(Exception):
 
 
 @pytest.mark.parametrize("args", [None, ["b"]], ids=["kept", "copy"])
-def test_a_class_that_needs_arguments_is_retried_and_fails_at_last(failing, published, args):
-    """As in Celery, where it fails at the last retry. It failed at the first."""
+def test_exception_class_with_args(failing, published, args):
+    """An exception class that needs arguments is retried, and its last retry raises TypeError.
+
+    Celery fails at the last retry too. The task failed at the first one before.
+    """
     task = failing()
     raised, _ = retry(task, args=args, exc=Refused)
     assert isinstance(raised, Retry)
@@ -607,7 +641,8 @@ def test_fail_now_is_final_on_sqs(failing_now, published):
     assert published == []
 
 
-def test_fail_now_is_final_on_another_broker(failing_now, published):
+def test_fail_now_other_broker(failing_now, published):
+    """On another broker, a task that fails now raises its error and publishes no retry."""
     failing_now.push_request(id="i", args=(), kwargs={}, called_directly=False, delivery_info={})
     try:
         with pytest.raises((Boom, MaxRetriesExceededError)):
@@ -621,7 +656,8 @@ def test_fail_now_is_final_on_another_broker(failing_now, published):
 
 
 @pytest.mark.hazard("H23")
-def test_called_as_a_function_it_raises_its_own_error(failing, undone):
+def test_called_as_function(failing, undone):
+    """A task that is called as a function raises its own error and undoes nothing."""
     failure = ProviderDown("x")
     with pytest.raises(ProviderDown) as caught:
         failing()(failure)
@@ -630,7 +666,8 @@ def test_called_as_a_function_it_raises_its_own_error(failing, undone):
 
 
 @pytest.mark.hazard("H23")
-def test_an_eager_task_is_not_retried_unless_max_retries_ends_it(failing, undone):
+def test_eager_task(failing, undone):
+    """An eager task without ``max_retries`` is not retried. It fails with its own error and is undone."""
     result = failing().apply((ProviderDown("x"),))
     assert result.state == "FAILURE"
     assert isinstance(result.result, ProviderDown)
@@ -639,7 +676,8 @@ def test_an_eager_task_is_not_retried_unless_max_retries_ends_it(failing, undone
 
 @pytest.mark.hazard("H23")
 @pytest.mark.parametrize("propagates", [False, True])
-def test_an_eager_task_with_max_retries_does_as_celerys_own_retry_does(app, propagates):
+def test_eager_max_retries(app, propagates):
+    """An eager task with ``max_retries`` is retried as Celery's own retry does it."""
     app.conf.update(task_always_eager=True, task_eager_propagates=propagates)
     runs = []
 
@@ -658,7 +696,8 @@ def test_an_eager_task_with_max_retries_does_as_celerys_own_retry_does(app, prop
 
 
 @pytest.mark.hazard("H23")
-def test_another_broker_gets_celerys_retry_with_our_delay(failing, published):
+def test_retry_on_other_broker(failing, published):
+    """On another broker a failure raises Celery's own Retry, with the delay of our policy."""
     task = failing()
     task.push_request(id="i", args=(), kwargs={}, called_directly=False, delivery_info={})
     try:
