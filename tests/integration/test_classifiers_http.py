@@ -177,7 +177,8 @@ def test_nothing_was_sent(call, place, url):
 
 
 @every_library
-def test_a_certificate_that_is_not_trusted_is_not_processed(call, secure):
+def test_untrusted_certificate(call, secure):
+    """A certificate that the client does not trust gives NOT_PROCESSED."""
     secure.seen = 0
     exc = raised(call, secure.url)
     assert outcomes(call, exc) == (NOT_PROCESSED, NOT_PROCESSED)
@@ -185,7 +186,8 @@ def test_a_certificate_that_is_not_trusted_is_not_processed(call, secure):
 
 
 @every_library
-def test_an_expired_certificate_will_be_renewed(call, authority, ca):
+def test_expired_certificate(call, authority, ca):
+    """An expired certificate gives RETRYABLE, because the provider will renew it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ended = datetime.now(timezone.utc) - timedelta(days=1)
     authority.issue_cert("127.0.0.1", not_after=ended).configure_cert(context)
@@ -195,14 +197,16 @@ def test_an_expired_certificate_will_be_renewed(call, authority, ca):
 
 
 @every_library
-def test_a_server_that_does_not_speak_tls_is_retryable(call, provider):
+def test_server_without_tls(call, provider):
+    """A server that does not speak TLS gives RETRYABLE."""
     exc = raised(call, provider.url.replace("http:", "https:"))
     assert outcomes(call, exc) == (RETRYABLE, RETRYABLE)
     assert provider.seen == 0
 
 
 @every_library
-def test_a_url_that_cannot_be_one_is_not_processed(call):
+def test_invalid_url(call):
+    """An invalid URL gives NOT_PROCESSED."""
     exc = raised(call, "http://127.0.0.1:80 80/")
     assert outcomes(call, exc) == (NOT_PROCESSED, NOT_PROCESSED)
 
@@ -301,8 +305,11 @@ def by_urllib3s_pool(url: str) -> None:
     [(by_requests, f"http://{'a' * 80}.example/"), (by_urllib3s_pool, "http://127.0.0.1:99999/")],
     ids=["a label of a host is too long", "no such port"],
 )
-def test_a_redirect_whose_error_urllib3_raises_itself_is_in_doubt(call, provider, location):
-    """requests, too, passes it on as it is."""
+def test_redirect_error(call, provider, location):
+    """A redirect to an invalid location is in doubt.
+
+    urllib3 raises the error itself, and requests passes it on as it is.
+    """
     provider.behave = answer(303, Location=location)
     exc = raised(call, provider.url)
     assert provider.seen == 1
@@ -312,8 +319,11 @@ def test_a_redirect_whose_error_urllib3_raises_itself_is_in_doubt(call, provider
 
 @every_library_with_status
 @pytest.mark.parametrize("status", [404, 503])
-def test_a_status_after_a_redirect_is_in_doubt(call, provider, status):
-    """The first server has acted, and sent us to a receipt that is not there."""
+def test_status_after_redirect(call, provider, status):
+    """An error status after a redirect with 303 is in doubt.
+
+    The first server has acted, and redirected the client to a receipt that is not there.
+    """
     with http_faults() as second:
         second.behave = answer(status)
         provider.behave = answer(303, Location=second.url)
@@ -323,7 +333,8 @@ def test_a_status_after_a_redirect_is_in_doubt(call, provider, status):
 
 @pytest.mark.parametrize("call", [by_requests, by_httpx], ids=name)
 @pytest.mark.parametrize("status", [307, 308])
-def test_a_redirect_that_passes_the_request_on_undone_changes_nothing(call, provider, status):
+def test_redirect_of_request(call, provider, status):
+    """A redirect that repeats the request at another server leaves the outcome to that server."""
     with http_faults() as second:
         second.behave = answer(429)
         provider.behave = answer(status, Location=second.url)
@@ -341,8 +352,12 @@ def test_a_redirect_that_passes_the_request_on_undone_changes_nothing(call, prov
     ids=["requests", "httpx"],
 )
 @pytest.mark.parametrize(("status", "means"), [(429, RETRYABLE), (422, NOT_PROCESSED)])
-def test_a_401_that_asks_for_a_digest_is_no_redirect(provider, post, errors, digest, status, means):
-    """The client keeps it in the answer's ``history`` as it does redirects; it did nothing."""
+def test_digest_challenge(provider, post, errors, digest, status, means):
+    """A 401 that asks for a digest does not count as a redirect.
+
+    The client keeps it in the answer's ``history``, as it does with redirects, but the server did
+    nothing.
+    """
     asked = iter([answer(401, WWW_Authenticate='Digest realm="r", nonce="n", qop="auth"')])
 
     provider.behave = lambda handler: next(asked, answer(status))(handler)
@@ -356,15 +371,19 @@ def test_a_401_that_asks_for_a_digest_is_no_redirect(provider, post, errors, dig
 # What only one library does
 
 
-def test_a_header_of_ours_that_requests_refuses_was_not_sent(provider):
+def test_invalid_header(provider):
+    """An invalid header that requests refuses gives NOT_PROCESSED."""
     exc = raised(lambda: requests.post(provider.url, headers={"X-Id": "a\nb"}, timeout=5))
     assert isinstance(exc, requests.exceptions.InvalidHeader)
     assert outcomes(by_requests, exc) == (NOT_PROCESSED, NOT_PROCESSED)
 
 
 @pytest.mark.parametrize("library", ["requests", "urllib3"])
-def test_a_refused_connection_after_a_retry_of_urllib3s_own_is_in_doubt(library):
-    """The first attempt has reached the provider, and the second nobody: it has died since."""
+def test_refused_after_retry(library):
+    """A refused connection after a retry by urllib3 is in doubt.
+
+    The first attempt has reached the provider, which died before the second one.
+    """
     retry = urllib3.Retry(2, backoff_factor=0, allowed_methods=None)
     with http_faults() as dying:
         dying.behave = lambda handler: dying.stop_listening()
@@ -386,10 +405,11 @@ def by_retrying(library: str, url: str, retry: urllib3.Retry) -> requests.Respon
 
 @pytest.mark.parametrize("connect", [None, False])
 @pytest.mark.parametrize("library", ["requests", "urllib3"])
-def test_no_connection_in_time_after_a_retry_of_urllib3s_own_is_in_doubt(
-    library, connect, monkeypatch
-):
-    """The first attempt has reached the provider; the second finds no connection in time."""
+def test_timeout_after_retry(library, connect, monkeypatch):
+    """A connection timeout after a retry by urllib3 is in doubt.
+
+    The first attempt has reached the provider. The second one gets no connection in time.
+    """
     retry = urllib3.Retry(2, connect=connect, backoff_factor=0, allowed_methods=None)
 
     def too_late(*_, **__):
@@ -419,13 +439,15 @@ def through(proxy: str, url: str) -> dict[Call, Callable[[], object]]:
 
 
 @pytest.mark.parametrize("call", [by_requests, by_urllib3, by_httpx], ids=name)
-def test_a_proxy_that_wants_credentials_is_not_processed(call):
+def test_proxy_wants_credentials(call):
+    """A proxy that asks for credentials gives NOT_PROCESSED."""
     with wanting_credentials() as proxy:
         exc = raised(through(proxy, "https://provider.invalid/")[call])
     assert outcomes(call, exc) == (NOT_PROCESSED, NOT_PROCESSED)
 
 
-def test_retries_of_requests_that_end_with_a_status_are_in_doubt(provider):
+def test_retries_end_with_status(provider):
+    """Retries by requests that end with an error status are in doubt."""
     provider.behave = answer(503)
     retry = urllib3.Retry(1, status_forcelist=[503], allowed_methods=None)
     exc = raised(lambda: by_retrying("requests", provider.url, retry))
@@ -443,9 +465,11 @@ def test_retries_of_requests_that_end_with_a_status_are_in_doubt(provider):
         (429, 402, (NOT_PROCESSED, NOT_PROCESSED)),
     ],
 )
-def test_a_refusal_after_a_retry_of_urllib3s_own_may_follow_what_was_processed(
-    provider, first, second, expected
-):
+def test_refusal_after_retry(provider, first, second, expected):
+    """A refusal after a retry by urllib3 depends on the first answer too.
+
+    The provider may have processed the first attempt.
+    """
     provider.behave = lambda handler: answer(first if provider.seen == 1 else second)(handler)
     retry = urllib3.Retry(1, status_forcelist=[first], allowed_methods=None, raise_on_status=False)
     response = by_retrying("requests", provider.url, retry)
@@ -455,7 +479,8 @@ def test_a_refusal_after_a_retry_of_urllib3s_own_may_follow_what_was_processed(
     assert outcomes(by_requests, exc) == expected
 
 
-def test_an_answer_to_requests_that_is_not_json_is_not_classified(provider):
+def test_answer_not_json(provider):
+    """An answer that is not JSON is not classified."""
     provider.behave = answer(200, b"<h1>welcome</h1>")
     exc = raised(lambda: requests.post(provider.url, timeout=5).json())
     assert isinstance(exc, requests.JSONDecodeError)
@@ -463,22 +488,27 @@ def test_an_answer_to_requests_that_is_not_json_is_not_classified(provider):
 
 
 @pytest.mark.parametrize("call", [by_requests, by_urllib3, by_httpx], ids=name)
-def test_a_proxy_that_refuses_the_tunnel_is_retryable(call, provider):
-    """``CONNECT`` is answered 501 by a server that knows only GET and POST."""
+def test_proxy_refuses_tunnel(call, provider):
+    """A proxy that refuses the tunnel gives RETRYABLE.
+
+    A server that knows only GET and POST answers ``CONNECT`` with 501.
+    """
     exc = raised(through(provider.url, "https://provider.invalid/")[call])
     assert provider.seen == 0
     assert outcomes(call, exc) == (RETRYABLE, RETRYABLE)
 
 
 @pytest.mark.parametrize("call", [by_requests, by_urllib3], ids=name)
-def test_a_proxy_that_goes_silent_after_the_request_is_in_doubt(call, provider):
+def test_proxy_goes_silent(call, provider):
+    """A proxy that closes the connection after the request leaves it in doubt."""
     provider.behave = close
     exc = raised(through(provider.url, "http://provider.invalid/")[call])
     assert provider.seen  # urllib3 takes it for a failed connection, and sends it three times more
     assert outcomes(call, exc) == (UNKNOWN, REPEATED)
 
 
-def test_a_broken_body_of_our_own_is_not_processed(provider):
+def test_invalid_body(provider):
+    """A request body that cannot be encoded gives NOT_PROCESSED."""
     exc = raised(lambda: requests.post(provider.url, json=float("nan"), timeout=5))
     assert isinstance(exc, requests.exceptions.InvalidJSONError)
     assert provider.seen == 0

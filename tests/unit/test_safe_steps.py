@@ -52,8 +52,12 @@ def run(app: Celery, body: Any, *, message: str = "A", throw: bool = True) -> An
     return work.apply(task_id=message, throw=throw).result
 
 
-def test_w1_a_step_is_done_once_per_message(app):
-    """A rerun gets the recorded result, and so does the first run, through JSON."""
+def test_w1_once_per_message(app):
+    """A step runs once per message.
+
+    A rerun gets the recorded result. The first run gets the same value, because it passes through
+    JSON too.
+    """
     done = []
 
     def charge(name):
@@ -86,7 +90,8 @@ def test_a_step_that_failed_is_done_again(app):
     assert run(app, body) == "done"
 
 
-def test_a_step_with_other_arguments_is_refused(app):
+def test_other_arguments(app):
+    """A step that a message has recorded is refused with other arguments."""
     run(app, lambda self: self.step("charge", str, 7))
     with pytest.raises(OtherInput, match="charge"):
         run(app, lambda self: self.step("charge", str, 8))
@@ -144,19 +149,22 @@ async def not_awaited() -> None: ...
         pytest.param(["charge"], not_awaited, "async", id="async"),
     ],
 )
-def test_a_step_that_could_not_be_known_or_done_is_refused(app, names, function, why):
+def test_invalid_step(app, names, function, why):
+    """A step with an invalid name or function is refused."""
     with pytest.raises((TypeError, ValueError), match=why):
         run(app, lambda self: [self.step(name, function) for name in names])
 
 
-def test_a_result_that_is_not_json_is_not_recorded(app):
-    """It is said, and not retried."""
+def test_result_not_json(app):
+    """A step whose result is not JSON raises StepNotRecorded, which is not retried."""
     assert isinstance(
         run(app, lambda self: self.step("charge", object), throw=False), StepNotRecorded
     )
 
 
-def test_a_store_that_goes_away_in_a_step_does_not_repeat_it(app):
+def test_store_away_in_step(app):
+    """A step is not repeated if the store goes away while it runs."""
+
     def charge():
         store_of(app).is_away = True
 
@@ -164,8 +172,11 @@ def test_a_store_that_goes_away_in_a_step_does_not_repeat_it(app):
     assert isinstance(result, StepNotRecorded)
 
 
-def test_a_step_is_confirmed_once_it_is_recorded(app, confirmed):
-    """The task gets the step's result; an immutable signature stays as it is."""
+def test_confirm(app, confirmed):
+    """A step sends its confirming task once, after it is recorded.
+
+    The task gets the step's result. An immutable signature stays as it is.
+    """
     confirm = app.tasks["confirm"]
     for _ in range(2):
         run(app, lambda self: self.step("a", str, 7, confirm=confirm.s("x")))
@@ -173,8 +184,11 @@ def test_a_step_is_confirmed_once_it_is_recorded(app, confirmed):
     assert [args for args, _ in confirmed] == [("7", "x"), ("y",)]
 
 
-def test_w6_a_confirmation_that_was_not_sent_is_sent_by_the_next_run(app, confirmed, monkeypatch):
-    """The step is not done again; what is sent twice has one ID."""
+def test_w6_confirm_not_sent(app, confirmed, monkeypatch):
+    """The next run sends a confirmation that could not be sent.
+
+    It does not repeat the step.
+    """
     confirm, done = app.tasks["confirm"], list[int]()
 
     def away(*_, **__):
@@ -190,7 +204,8 @@ def test_w6_a_confirmation_that_was_not_sent_is_sent_by_the_next_run(app, confir
     assert (done, len(confirmed)) == ([7], 1)
 
 
-def test_a_confirmation_that_is_sent_twice_has_one_id(app, confirmed):
+def test_confirm_sent_twice(app, confirmed):
+    """A confirmation that is sent twice has one task ID."""
     confirm, store = app.tasks["confirm"], store_of(app)
 
     def lose(*_):
@@ -207,7 +222,8 @@ def test_a_confirmation_that_is_sent_twice_has_one_id(app, confirmed):
 
 
 @pytest.mark.parametrize("kind", ["text", "chain", "group", "no JSON"])
-def test_what_could_not_be_sent_is_refused_before_the_step(app, confirmed, kind):
+def test_invalid_confirm(app, confirmed, kind):
+    """A confirmation that could not be sent is refused before the step runs."""
     confirm = app.tasks["confirm"]
     given = {
         "text": "confirm",
@@ -219,8 +235,11 @@ def test_what_could_not_be_sent_is_refused_before_the_step(app, confirmed, kind)
         run(app, lambda self: self.step("a", pytest.fail, confirm=given))
 
 
-def test_w5_r2_a_key_is_the_same_on_every_attempt(app):
-    """It is another one for another message, name, task or version."""
+def test_w5_r2_key_per_message(app):
+    """An idempotency key is the same on every attempt of a message.
+
+    Another message, name or version has another key.
+    """
 
     def keys(self):
         return [self.idempotency_key("a"), self.idempotency_key("b")]
@@ -232,8 +251,12 @@ def test_w5_r2_a_key_is_the_same_on_every_attempt(app):
     assert UUID(first[0]).version == 5
 
 
-def test_w7_a_step_and_a_guard_outlive_the_providers_key():
-    """The provider forgets a key after a day. The step stays done, and another message out."""
+def test_w7_outlive_provider_key():
+    """A step and a guard outlive the provider's idempotency key.
+
+    The provider forgets a key after a day. The step stays done, and the guard refuses another
+    message.
+    """
     clock, provider = Clock(), list[str]()
     app = make_app(store=CountedStore(clock=clock.time))
     ends = [KeyboardInterrupt(), "done"]
@@ -266,8 +289,11 @@ def test_keys_never_change(app):
     assert key == "39f0ff1d-3cf1-5ac5-b5d5-d829feb8cb32"
 
 
-def test_outside_a_run_a_record_needs_a_scope(app):
-    """Also where the task is called as a function inside another one's run."""
+def test_outside_run(app):
+    """Outside a run, an idempotency key needs a scope.
+
+    This holds also for a task that is called as a function inside another task's run.
+    """
 
     @app.task(bind=True)
     def inner(self, **options):
@@ -279,8 +305,8 @@ def test_outside_a_run_a_record_needs_a_scope(app):
     assert inner(scope="order:7") == run(app, lambda self: inner(scope="order:7"))
 
 
-def test_a_failure_that_certainly_did_nothing_forgets_the_step(app):
-    """So its arguments may be corrected."""
+def test_forget_refused_step(app):
+    """The store forgets a step that certainly did nothing, so its arguments may be corrected."""
 
     def refuse(amount):
         raise NonRetryable("refused", not_processed=True)
@@ -289,8 +315,11 @@ def test_a_failure_that_certainly_did_nothing_forgets_the_step(app):
     assert run(app, lambda self: self.step("charge", str, 8)) == "8"
 
 
-def test_a_step_that_another_message_has_done_meanwhile_is_not_forgotten(app):
-    """Two messages may do a step of one scope at once, since it has no lock."""
+def test_step_done_by_other_message(app):
+    """A failed step is not forgotten if another message has done it meanwhile.
+
+    A scope has no lock, so two messages may run one of its steps at once.
+    """
     done = []
 
     def charge():
@@ -308,7 +337,8 @@ def test_a_step_that_another_message_has_done_meanwhile_is_not_forgotten(app):
     assert done == ["B", "later"], "B has done it, and C need not"
 
 
-def test_the_store_shows_neither_ids_nor_arguments(app):
+def test_store_shows_no_secrets(app):
+    """The store's records show neither message IDs nor arguments."""
     run(app, lambda self: self.step("charge", len, "secret"), message="task-id-7")
     text = str(store_of(app)._records)
     assert "secret" not in text

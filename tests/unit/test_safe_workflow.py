@@ -70,7 +70,8 @@ def fund(app, bank):
 REFUSED = NonRetryable("refused", not_processed=True)
 
 
-def test_w1_a_rerun_goes_on_where_it_stopped(fund, bank):
+def test_w1_resume(fund, bank):
+    """A rerun continues the workflow at the step at which the last run stopped."""
     bank.ends = [None, KeyboardInterrupt()]  # as SIGKILL would
     with pytest.raises(KeyboardInterrupt):
         fund.apply(task_id="A")
@@ -79,14 +80,18 @@ def test_w1_a_rerun_goes_on_where_it_stopped(fund, bank):
     assert bank.undone == []
 
 
-def test_a_workflow_of_three_steps_costs_at_most_16_calls(fund, app):
+def test_cost_of_three_steps(fund, app):
+    """A workflow of three steps makes at most 16 calls to the store."""
     fund.apply(task_id="A")
     assert store_of(app).calls.total() <= 16
 
 
 @pytest.mark.parametrize("end", [REFUSED, ValueError(), Retryable("down")], ids=lambda e: type(e))
-def test_w2_it_is_taken_back_when_the_message_is_given_up(app, fund, bank, end):
-    """The last step's task first, each with the step's result."""
+def test_w2_taken_back(app, fund, bank, end):
+    """The workflow's steps are undone when its message is given up.
+
+    The last step's task runs first, and each task gets its step's result.
+    """
     fund.apply((end,), task_id="A")
     assert bank.undone == [(name, f"{name} is done") for name in "cba"]
     assert Document(records_of(app), "scope", "order:7").fields["state"] == "closed"
@@ -94,8 +99,12 @@ def test_w2_it_is_taken_back_when_the_message_is_given_up(app, fund, bank, end):
     assert bank.done == ["a", "b", "c"]
 
 
-def test_a_message_that_goes_on_for_weeks_is_taken_back(app, fund, bank):
-    """Each run renews the list of what the message has entered, also if it is given up unrun."""
+def test_message_of_weeks(app, fund, bank):
+    """A message that is retried for weeks is taken back in full.
+
+    Each run renews the list of scopes that the message has entered. This holds also if the message
+    is given up without another run.
+    """
     clock = Clock()
     app.conf.sqs_backoff["store"] = CountedStore(clock=clock.time)
     for ends, days in (([None, KeyboardInterrupt()], 26), ([KeyboardInterrupt()], 5)):
@@ -107,8 +116,8 @@ def test_a_message_that_goes_on_for_weeks_is_taken_back(app, fund, bank):
     assert [name for name, _ in bank.undone] == ["b", "a"]
 
 
-def test_w3_what_was_recorded_stays_and_the_error_is_raised(app, fund, bank):
-    """The lock is free then."""
+def test_w3_failed_run(app, fund, bank):
+    """A failed run raises its error, keeps its recorded steps and frees the lock."""
     bank.ends = [None, ConnectionError("down")]
     with pytest.raises(ConnectionError):
         fund()
@@ -124,7 +133,8 @@ def test_a_step_in_doubt_is_taken_back_too(fund, bank):
     assert bank.undone == [("b", None), ("a", "a is done")]
 
 
-def test_a_step_that_certainly_did_nothing_is_not_taken_back(fund, bank):
+def test_refused_step(fund, bank):
+    """A step that certainly did nothing is not undone."""
     bank.ends = [None, REFUSED]
     fund.apply(task_id="A")
     assert bank.undone == [("a", "a is done")]
@@ -142,8 +152,11 @@ def test_a_step_without_undo_stands(app, fund, bank):
     assert [name for name, _ in bank.undone] == ["b"]
 
 
-def test_each_undoing_task_waits_for_the_one_before(app, fund, bank, monkeypatch):
-    """If one fails, the rest waits for it, also if the given-up message is given up again."""
+def test_order_of_undoing(app, fund, bank, monkeypatch):
+    """Each undoing task waits for the one before it.
+
+    If one fails, the rest wait for it, also if the given-up message is given up again.
+    """
     failing = [True]
 
     def undo(result, name):
@@ -170,13 +183,17 @@ def taken_back(app: Celery, message: str, **facts: Any) -> None:
 
 
 @pytest.mark.parametrize("end", [Ignore(), None])
-def test_a_block_that_ends_by_ignore_has_ended_well(fund, bank, end):
+def test_ignored_block(fund, bank, end):
+    """A workflow block that ends by Ignore has succeeded, so nothing is undone."""
     fund.apply((end,), task_id="A")
     assert bank.undone == []
 
 
-def test_a_workflow_entered_in_a_helper_is_taken_back(app, fund, bank):
-    """A fresh process gives the message up before it gets there."""
+def test_workflow_in_helper(app, fund, bank):
+    """A workflow that a helper function entered is undone when the message is given up.
+
+    A fresh process gives the message up before it reaches the helper.
+    """
     helped = [True]
 
     def helper(task):
@@ -210,7 +227,12 @@ def test_other_tasks_send_and_ask_nothing(app):
     assert store_of(app).calls.total() == 0
 
 
-def test_a_broker_that_is_away_is_asked_again_by_the_settler(app, fund, monkeypatch, caplog):
+def test_broker_away(app, fund, monkeypatch, caplog):
+    """If the broker is away, ``given_up`` returns False, so the settler asks again.
+
+    The log names the error without its text.
+    """
+
     def away(*_, **__):
         raise ConnectionError("password=hunter2")
 
@@ -221,8 +243,12 @@ def test_a_broker_that_is_away_is_asked_again_by_the_settler(app, fund, monkeypa
 
 
 @pytest.mark.parametrize("queue", ["funds", "funds.fifo"])
-def test_the_task_goes_to_the_queue_of_the_message(app, fund, monkeypatch, queue):
-    """A worker of that queue knows the app's tasks. On a FIFO queue it holds up no other one."""
+def test_queue_of_take_back(app, fund, monkeypatch, queue):
+    """The task that takes a message back goes to the message's own queue.
+
+    A worker of that queue knows the app's tasks. On a FIFO queue it has a group of its own, so it
+    delays no other message.
+    """
     sent = []
     task = app.tasks[take_back.NAME]
     monkeypatch.setattr(type(task), "apply_async", lambda _, args, **o: sent.append((args, o)))
@@ -232,7 +258,8 @@ def test_the_task_goes_to_the_queue_of_the_message(app, fund, monkeypatch, queue
     assert sent == [((digest, "run", 7.0, queue), {"queue": queue} | group)]
 
 
-def test_undoing_tasks_that_could_not_be_sent_are_retried(app, fund, bank, monkeypatch):
+def test_undo_not_sent(app, fund, bank, monkeypatch):
+    """Undoing tasks that could not be sent are sent by the next attempt."""
     bank.ends = [None, KeyboardInterrupt()]
     with pytest.raises(KeyboardInterrupt):
         fund.apply(task_id="A")
@@ -259,7 +286,9 @@ def test_a_step_is_inside_its_block(app):
         work.apply(task_id="A", throw=True)
 
 
-def test_w5_two_messages_share_the_keys_of_a_workflow(app):
+def test_w5_shared_keys(app):
+    """Two messages get the same idempotency keys from one workflow."""
+
     @app.task(base=WorkflowTask, bind=True)
     def work(self):
         with self.workflow("order:7") as order:
@@ -270,8 +299,11 @@ def test_w5_two_messages_share_the_keys_of_a_workflow(app):
     assert first[0] != first[1]
 
 
-def test_a_workflow_needs_a_task_that_is_given_up_for(app, fund):
-    """In a message of another task nobody would take its steps back."""
+def test_workflow_in_other_task(app, fund):
+    """A workflow raises RuntimeError in the message of a task that is no WorkflowTask.
+
+    If that message were given up, its steps would not be undone.
+    """
 
     @app.task()
     def outer():
@@ -281,8 +313,11 @@ def test_a_workflow_needs_a_task_that_is_given_up_for(app, fund):
         outer.apply(task_id="A", throw=True)
 
 
-def test_an_undoing_task_that_its_guard_refuses_is_a_dead_letter(app, bank):
-    """Its step stands. It is redriven when the guard's window is over."""
+def test_undo_refused_by_guard(app, bank):
+    """An undoing task that its guard refuses becomes a dead letter.
+
+    Its step stands. You can redrive it when the guard's window is over.
+    """
     ended = []
 
     class Guarded(SQSBackoffTask):
@@ -316,8 +351,11 @@ def test_an_undoing_task_that_its_guard_refuses_is_a_dead_letter(app, bank):
     ],
     ids=["deleted when it fails", "expires", "sent with expires"],
 )
-def test_a_task_that_may_end_unnoticed_undoes_nothing(app, base, options, sent):
-    """If it did, the other steps would stand."""
+def test_unfit_undo_task(app, base, options, sent):
+    """A task whose end may go unnoticed is refused as an undoing task.
+
+    If it ended unnoticed, the other steps would stand.
+    """
 
     @app.task(base=base, name="plain", **options)
     def plain(result): ...
@@ -331,7 +369,8 @@ def test_a_task_that_may_end_unnoticed_undoes_nothing(app, base, options, sent):
         work.apply(task_id="A", throw=True)
 
 
-def test_a_call_as_a_function_goes_on_and_answers_for_nothing(app, fund, bank):
+def test_called_as_function(app, fund, bank):
+    """A call as a function continues the workflow."""
     bank.ends = [None, KeyboardInterrupt()]
     with pytest.raises(KeyboardInterrupt):
         fund.apply(task_id="A")
@@ -339,8 +378,11 @@ def test_a_call_as_a_function_goes_on_and_answers_for_nothing(app, fund, bank):
     assert bank.done == ["a", "b", "c"]
 
 
-def test_a_refused_message_takes_back_what_its_earlier_runs_have_done(app, fund, bank):
-    """Its guard's window has ended, and another message has passed."""
+def test_refused_message(app, fund, bank):
+    """A message that its guard refuses takes back the steps of its earlier runs.
+
+    The guard's window has ended, and another message has passed.
+    """
     guard = Guard(key="k", window=60)
 
     @app.task(base=WorkflowTask, bind=True, guard=guard)

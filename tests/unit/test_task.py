@@ -667,7 +667,7 @@ def test_called_as_function(failing, undone):
 
 @pytest.mark.hazard("H23")
 def test_eager_task(failing, undone):
-    """An eager task without ``max_retries`` is not retried. It fails with its own error and is undone."""
+    """An eager task without ``max_retries`` fails with its own error and is undone, not retried."""
     result = failing().apply((ProviderDown("x"),))
     assert result.state == "FAILURE"
     assert isinstance(result.result, ProviderDown)
