@@ -49,7 +49,8 @@ def access_key(client: Any) -> str:
 
 
 @pytest.mark.hazard("H18")
-def test_a_settling_client_is_the_same_account_with_short_timeouts():
+def test_settling_client():
+    """The settling client uses the same account as the given client, with short timeouts."""
     session = boto3.Session(
         aws_access_key_id="a", aws_secret_access_key="b", region_name="eu-north-1"
     )
@@ -91,8 +92,12 @@ def dripping():
 
 
 @pytest.mark.parametrize("kind", ["polling", "settling"])
-def test_a_response_that_drips_does_not_keep_a_call_for_ever(monkeypatch, dripping, kind):
-    """A queue has one call about visibility at a time: its leases would all run out."""
+def test_dripping_response(monkeypatch, dripping, kind):
+    """A call ends in time even if its response arrives one byte at a time.
+
+    A queue has one call about visibility at a time, so a hanging call would let all its leases
+    expire.
+    """
     monkeypatch.setattr(clients_module, f"_{kind.upper()}_SECONDS", 0.1)
     options = {"region": "us-east-1", "is_secure": False}
     url = f"http://{dripping}/0/q"
@@ -103,15 +108,19 @@ def test_a_response_that_drips_does_not_keep_a_call_for_ever(monkeypatch, drippi
         client.receive_message(QueueUrl=url)
 
 
-def test_without_a_thread_left_a_call_is_made_all_the_same(monkeypatch):
-    """Else nothing would be renewed or settled any more. botocore's own timeouts end it."""
+def test_no_thread_left(monkeypatch):
+    """A call is made in the calling thread if no thread is left for it.
+
+    Otherwise the worker would renew and settle nothing. botocore's own timeouts end the call.
+    """
     monkeypatch.setattr(clients_module, "call_in_time", lambda call, seconds: None)
     session = SimpleNamespace(send=lambda request: f"response to {request.body}")
     clients_module._end_in_time(session, 1.0)
     assert session.send(SimpleNamespace(body="request")) == "response to request"
 
 
-def test_queues_with_the_same_credentials_share_their_clients():
+def test_shared_clients():
+    """Queues with the same credentials and Region share their clients."""
     channel = channel_of({"a": {}, "b": {}, "c": {"access_key_id": "other"}, "d": {"region": "r"}})
     clients = attached(channel)
     a, b, c, d = (client_of(clients, f"{BASE}/{name}") for name in "abcd")
@@ -121,7 +130,8 @@ def test_queues_with_the_same_credentials_share_their_clients():
     assert d.meta.region_name == "r"
 
 
-def test_long_polls_and_settling_share_no_connection():
+def test_polling_client():
+    """Long polls and settling calls share no connection."""
     clients = attached(channel_of({"a": {}}))
     pair = clients._pair(f"{BASE}/a")
     assert pair.polling._endpoint.http_session is not pair.settling._endpoint.http_session
@@ -129,8 +139,8 @@ def test_long_polls_and_settling_share_no_connection():
     assert pair.polling.meta.config.retries["total_max_attempts"] == 1
 
 
-def test_a_subclass_that_makes_its_own_clients_is_heeded(monkeypatch):
-    """Our clients have its key, its Region and its authority."""
+def test_custom_channel(monkeypatch):
+    """Our clients have the key, Region and certificate authority of a custom channel's clients."""
 
     def new_sqs_client(self, region, *args, **kwargs):
         session = boto3.Session("custom", "secret", region_name="eu-west-1")
@@ -143,7 +153,8 @@ def test_a_subclass_that_makes_its_own_clients_is_heeded(monkeypatch):
         assert client._endpoint.http_session._verify == "/corp/ca.pem"
 
 
-def test_refused_credentials_are_fetched_anew_but_not_at_each_call(monkeypatch):
+def test_refresh_credentials(monkeypatch):
+    """Refused credentials are fetched anew, but not at each call."""
     keys = iter(["first", "second", "third"])
     make = Channel.new_sqs_client
     monkeypatch.setattr(
@@ -189,8 +200,11 @@ class Sts:
         client._request_signer._credentials._expiry_time -= timedelta(seconds=seconds)
 
 
-def test_a_role_s_token_is_renewed_before_it_expires(monkeypatch):
-    """botocore's own margins, 15 and 10 minutes, would renew a token of 15 minutes at each call."""
+def test_token_renewed(monkeypatch):
+    """A role's token is renewed before it expires.
+
+    botocore's own margins, 15 and 10 minutes, would renew a token of 15 minutes at each call.
+    """
     sts = Sts(monkeypatch)
     client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
     assert [access_key(client) for _ in range(3)] == ["r-1"] * 3
@@ -201,8 +215,11 @@ def test_a_role_s_token_is_renewed_before_it_expires(monkeypatch):
     assert access_key(client) == "r-2"
 
 
-def test_a_role_whose_token_hangs_holds_up_no_call_while_the_old_one_is_good(monkeypatch):
-    """The thread that makes the call may be the one that renews a queue's messages."""
+def test_hanging_renewal(monkeypatch):
+    """A renewal that hangs delays no call while the old token is valid.
+
+    The thread that makes the call may be the one that renews a queue's messages.
+    """
     monkeypatch.setattr(clients_module, "_WITH_GOOD_SECONDS", 0.01)
     sts = Sts(monkeypatch)
     client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
@@ -270,8 +287,11 @@ def in_time(call: Any) -> Any:
     return future.result()
 
 
-def test_an_expired_token_that_cannot_be_renewed_fails_calls_and_hangs_none(monkeypatch, hanging):
-    """A poller that hangs makes its worker unhealthy; a restart brings no token either."""
+def test_expired_token(monkeypatch, hanging):
+    """With an expired token that cannot be renewed, calls fail in time and do not hang.
+
+    A poller that hangs makes its worker unhealthy, and a restart brings no token either.
+    """
     sts = Sts(monkeypatch)
     now = [0.0]
     monkeypatch.setattr(clients_module, "monotonic", lambda: now[0])
@@ -296,8 +316,11 @@ def test_an_expired_token_that_cannot_be_renewed_fails_calls_and_hangs_none(monk
 
 
 @pytest.mark.parametrize("role", [True, False], ids=["sts_role_arn", "web identity"])
-def test_a_first_token_that_does_not_come_fails_calls_and_hangs_none(monkeypatch, hanging, role):
-    """Clients that are made anew while STS hangs have none of the old token."""
+def test_no_first_token(monkeypatch, hanging, role):
+    """Calls fail in time and do not hang when the first token does not arrive.
+
+    Clients that are made anew while STS hangs have no old token to use.
+    """
     monkeypatch.setattr(clients_module, "_WITHOUT_SECONDS", 0.1)
     monkeypatch.setattr(Channel, "generate_sts_session_token", hanging.token)
     if not role:
@@ -334,8 +357,11 @@ def test_a_first_token_that_does_not_come_fails_calls_and_hangs_none(monkeypatch
     ],
     ids=["silent", "not reached", "refuses"],
 )
-def test_an_error_of_sts_is_not_taken_for_one_of_sqs(monkeypatch, error, code):
-    """SQS may carry out a call that times out, or deny it. This one never left."""
+def test_sts_error(monkeypatch, error, code):
+    """An error of STS is not reported as an error of SQS.
+
+    SQS may carry out a call that times out, or deny it. A call without a token was never sent.
+    """
     sts = Sts(monkeypatch)
     clients, url = attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a"
 
@@ -353,8 +379,11 @@ def test_an_error_of_sts_is_not_taken_for_one_of_sqs(monkeypatch, error, code):
     assert not read_queue(clients.settling(url), url).is_read, "nothing is assumed of the queue"
 
 
-def test_a_token_that_expires_while_its_renewal_fails_is_not_used(monkeypatch):
-    """botocore swallows the error of a renewal that began while the token was good."""
+def test_token_expires_in_renewal(monkeypatch):
+    """A token that expires while its renewal fails is not used.
+
+    botocore swallows the error of a renewal that began while the token was valid.
+    """
     sts = Sts(monkeypatch)
     client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
 
@@ -376,8 +405,11 @@ def test_a_token_that_expires_while_its_renewal_fails_is_not_used(monkeypatch):
         access_key(client)
 
 
-def test_two_queues_with_two_roles_are_both_renewed(monkeypatch):
-    """kombu remembers one expiry for all queues, so it renews one of them."""
+def test_two_roles(monkeypatch):
+    """The tokens of two queues with two roles are both renewed.
+
+    kombu remembers one expiry for all queues, so it renews only one of them.
+    """
     sts = Sts(monkeypatch)
     channel = channel_of({"a": {"sts_role_arn": "ra"}, "b": {}, "c": {}}, sts_role_arn="r")
     clients = attached(channel)
@@ -388,8 +420,11 @@ def test_two_queues_with_two_roles_are_both_renewed(monkeypatch):
     assert (access_key(a), access_key(b)) == ("ra-2", "r-2")
 
 
-def test_a_token_is_renewed_when_the_channel_is_closed(monkeypatch):
-    """Tasks end, and are settled, while Celery has no connection."""
+def test_closed_channel(monkeypatch):
+    """A token is renewed even if the channel is closed.
+
+    Tasks end, and are settled, while Celery has no connection.
+    """
     sts = Sts(monkeypatch)
     channel = channel_of({"a": {}}, sts_role_arn="r")
     client = client_of(attached(channel), f"{BASE}/a")
@@ -398,7 +433,8 @@ def test_a_token_is_renewed_when_the_channel_is_closed(monkeypatch):
     assert access_key(client) == "r-2"
 
 
-def test_a_role_whose_token_does_not_come_holds_up_no_other_queue(monkeypatch, hanging):
+def test_other_queue_unaffected(monkeypatch, hanging):
+    """A role whose token does not arrive delays no other queue."""
     monkeypatch.setattr(Channel, "generate_sts_session_token", hanging.token)
     clients = attached(channel_of({"a": {"sts_role_arn": "r"}, "b": {}}))
     waits = threads.call_in_time(lambda: client_of(clients, f"{BASE}/a"), seconds=0.1)

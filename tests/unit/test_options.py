@@ -28,7 +28,8 @@ def define(app, **options):
     return mail
 
 
-def test_defaults_last_a_day_and_retry_no_unknown_error(app):
+def test_defaults(app):
+    """By default a task retries for 36 hours, and retries no error that it does not know."""
     options = define(app).backoff_options
     assert options.backoff == FullJitter(base=2, cap=3600)
     assert options.retry_for == 36 * 3600
@@ -71,7 +72,8 @@ def test_defaults_last_a_day_and_retry_no_unknown_error(app):
     ],
     ids=repr,
 )
-def test_invalid_option_is_named_with_its_legal_values(app, option, value, legal):
+def test_invalid_option(app, option, value, legal):
+    """An invalid option is refused with its name and its legal values."""
     with pytest.raises(ImproperlyConfigured) as refused:
         define(app, **{option: value})
     assert str(refused.value).startswith(f"mail: invalid {option} ")
@@ -82,8 +84,11 @@ def test_invalid_option_is_named_with_its_legal_values(app, option, value, legal
     ("wrong", "right"),
     [("backof", "backoff"), ("retry_onn", "retry_on"), ("crash_budjet", "crash_budget")],
 )
-def test_a_misspelt_option_is_refused_with_the_right_name(app, wrong, right):
-    """Celery makes an attribute of any keyword: it would do nothing, silently."""
+def test_misspelt_option(app, wrong, right):
+    """A misspelt option is refused with the right name.
+
+    Celery makes an attribute of any keyword, so the option would silently do nothing.
+    """
     with pytest.raises(ImproperlyConfigured, match=f"{wrong!r}.*did you mean {right!r}"):
         define(app, **{wrong: 1})
 
@@ -92,8 +97,11 @@ BY_ACCOUNT = Provider("mail", key="account_id")
 OPTIONS = {"base": SQSBackoffTask, "lazy": False, "shared": False}
 
 
-def test_a_key_that_names_no_argument_of_the_task_is_refused(app):
-    """Else the calls of all tenants would share one gate, silently."""
+def test_key_without_argument(app):
+    """A provider's key that is no argument of the task is refused.
+
+    Otherwise the calls of all tenants would silently share one gate.
+    """
     with pytest.raises(ImproperlyConfigured) as refused:
 
         @app.task(**OPTIONS, name="mail", bind=True, provider=BY_ACCOUNT)
@@ -105,7 +113,9 @@ def test_a_key_that_names_no_argument_of_the_task_is_refused(app):
     )
 
 
-def test_a_key_that_names_an_argument_of_the_task_is_accepted(app):
+def test_key_with_argument(app):
+    """A provider's key that is an argument of the task is accepted."""
+
     @app.task(**OPTIONS, provider=BY_ACCOUNT)
     def plain(text, account_id): ...
 
@@ -118,26 +128,32 @@ def test_a_key_that_names_an_argument_of_the_task_is_accepted(app):
     assert plain.backoff_options.provider == BY_ACCOUNT
 
 
-def test_a_key_for_all_tasks_may_be_meant_for_some(app):
+def test_app_wide_key(app):
+    """An app-wide provider's key is accepted even if a task lacks the argument."""
     app.conf.sqs_backoff = {"provider": BY_ACCOUNT}
     assert define(app).backoff_options.provider == BY_ACCOUNT
 
 
 @pytest.mark.hazard("H7")
-def test_acks_late_false_is_refused_because_it_deletes_before_the_run(app):
+def test_acks_late_false(app):
+    """``acks_late=False`` is refused, because it deletes the message before the run."""
     with pytest.raises(ImproperlyConfigured, match=r"mail: acks_late=False .* acks_late=True"):
         define(app, acks_late=False)
 
 
 @pytest.mark.hazard("H7")
-def test_acks_late_false_by_annotation_is_refused_too(app):
+def test_acks_late_annotation(app):
+    """``acks_late=False`` in ``task_annotations`` is refused too."""
     app.conf.task_annotations = {"mail": {"acks_late": False}}
     with pytest.raises(ImproperlyConfigured, match="acks_late"):
         define(app)
 
 
-def test_a_task_leaves_its_base_class_unbound(app):
-    """A bound base class would keep annotations, and a request stack, from all later tasks."""
+def test_unbound_base_class(app):
+    """Defining a task leaves its base class unbound.
+
+    A bound base class would share its annotations and request stack with all later tasks.
+    """
     other = define(Celery("other", broker="memory://", set_as_current=False))
     assert not SQSBackoffTask.__bound__
     assert define(app).request_stack is not other.request_stack
@@ -149,7 +165,9 @@ def test_times_are_seconds_or_timedelta(app, value):
     assert (options.retry_for, options.fifo_cap) == (90, 90)
 
 
-def test_a_single_class_or_callable_is_as_good_as_a_tuple(app):
+def test_single_value(app):
+    """``retry_on`` and ``classify`` accept a single class or callable instead of a tuple."""
+
     def by_status(exc):
         return Outcome.RETRYABLE
 
@@ -158,7 +176,8 @@ def test_a_single_class_or_callable_is_as_good_as_a_tuple(app):
     assert options.classify == (by_status,)
 
 
-def test_the_task_overrides_the_app_which_overrides_the_defaults(app):
+def test_precedence(app):
+    """The task's options override the app's, which override the defaults."""
     app.conf.sqs_backoff = {"retry_for": 60, "max_retries": 7, "backoff": Schedule([5])}
     options = define(app, retry_for=timedelta(minutes=2)).backoff_options
     assert options.retry_for == 120
@@ -167,7 +186,8 @@ def test_the_task_overrides_the_app_which_overrides_the_defaults(app):
     assert options.crash_budget == 3
 
 
-def test_a_task_may_set_an_option_back_to_the_default(app):
+def test_reset_to_default(app):
+    """A task may set an app-wide option back to its default."""
     app.conf.sqs_backoff = {"max_retries": 7}
     task = define(app, max_retries=None)
     assert task.backoff_options.max_retries is None
@@ -189,7 +209,9 @@ def test_app_wide_options_that_are_refused(app, given, error):
         define(app)
 
 
-def test_a_class_between_passes_its_options_on(app):
+def test_intermediate_class(app):
+    """A task inherits the options of the classes between it and SQSBackoffTask."""
+
     class MailTask(SQSBackoffTask):
         abstract = True
         retry_on = (OSError,)

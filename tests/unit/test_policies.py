@@ -76,7 +76,8 @@ class Lowest:
     ],
     ids=repr,
 )
-def test_the_first_ceilings_are_those_of_the_formula(policy, expected):
+def test_first_ceilings(policy, expected):
+    """The first ceilings of each policy are those of its formula."""
     assert [policy.ceiling(n) for n in range(1, len(expected) + 1)] == expected
 
 
@@ -91,7 +92,8 @@ def test_the_first_ceilings_are_those_of_the_formula(policy, expected):
     ],
     ids=name_of,
 )
-def test_a_delay_lies_between_the_lowest_of_the_formula_and_the_ceiling(policy, lowest):
+def test_range_of_delay(policy, lowest):
+    """A delay lies between the lowest value of the formula and the ceiling."""
     assert [policy.delay(n, Lowest()) for n in (1, 2, 3, 4)] == lowest
     assert [policy.delay(n, Highest()) for n in (1, 2, 3, 4)] == [
         policy.ceiling(n) for n in (1, 2, 3, 4)
@@ -102,27 +104,35 @@ def test_a_delay_lies_between_the_lowest_of_the_formula_and_the_ceiling(policy, 
 
 
 @given(policy=any_policy, attempt=attempts, seed=seeds)
-def test_no_delay_is_negative_or_passes_its_ceiling(policy, attempt, seed):
+def test_delay_within_ceiling(policy, attempt, seed):
+    """No delay is negative or longer than its ceiling."""
     assert 0 <= policy.delay(attempt, random.Random(seed)) <= policy.ceiling(attempt)
     assert 0 <= policy.delay_for(str(seed), attempt) <= policy.ceiling(attempt)
 
 
 @given(policy=any_policy, attempt=attempts)
 @example(policy=DecorrelatedJitter(base=7.7), attempt=2)  # 3 * (3 * 7.7) > 7.7 * 9, in floats
-def test_no_delay_passes_its_ceiling_when_every_draw_is_the_highest(policy, attempt):
-    """Rounding may not push it over either."""
+def test_highest_draw(policy, attempt):
+    """No delay is longer than its ceiling, even if every draw is the highest.
+
+    Rounding may not push it over the ceiling either.
+    """
     assert policy.delay(attempt, Highest()) <= policy.ceiling(attempt)
 
 
 @given(policy=growing_policies(), attempt=attempts)
-def test_the_ceiling_never_falls_and_never_passes_the_cap(policy, attempt):
+def test_ceiling_rises_to_cap(policy, attempt):
+    """The ceiling never falls from one attempt to the next and never exceeds the cap."""
     assert policy.ceiling(attempt) <= policy.ceiling(attempt + 1) <= policy.cap
 
 
 @pytest.mark.parametrize("attempt", [1_024, 10_000, 10**400])
 @pytest.mark.parametrize("policy", ALL, ids=name_of)
-def test_a_message_that_failed_ten_thousand_times_still_gets_a_delay(policy, attempt):
-    """2**10000 is no float: the naive formula raises OverflowError."""
+def test_ten_thousand_failures(policy, attempt):
+    """A message that failed ten thousand times still gets a delay.
+
+    2**10000 is no float, so the naive formula raises OverflowError.
+    """
     assert policy.ceiling(attempt) in (3600, 60)
     if attempt <= 10_000:  # a chain of more draws takes too long
         assert 0 <= policy.delay(attempt, random.Random(1)) <= policy.ceiling(attempt)
@@ -150,7 +160,8 @@ def test_the_cap_comes_before_the_jitter(policy, expected_mean):
 @pytest.mark.parametrize(
     "policy", [p for p in ALL if type(p) is not DecorrelatedJitter], ids=name_of
 )
-def test_other_policies_draw_from_the_rng_whatever_the_message(policy):
+def test_independent_of_message(policy):
+    """Policies other than the decorrelated one draw the same delays for every message."""
     expected = [policy.delay(n, random.Random(7)) for n in (1, 2, 3)]
 
     assert [policy.delay_for("one", n, random.Random(7)) for n in (1, 2, 3)] == expected
@@ -169,7 +180,9 @@ def test_decorrelated_chain_of_a_message(message_id, seed):
         assert asked[attempt] == delay
 
 
-def test_a_policy_of_ones_own_needs_no_more_than_a_ceiling():
+def test_custom_policy():
+    """A custom policy only has to define ``ceiling``."""
+
     class Linear(Policy):
         def ceiling(self, attempt):
             return 10.0 * attempt
@@ -186,7 +199,8 @@ def test_a_policy_survives_pickling(protocol):
     assert pickle.loads(pickle.dumps(ALL, protocol)) == ALL
 
 
-def test_a_policy_shows_its_values_in_seconds():
+def test_repr():
+    """The repr of a policy shows its values in seconds."""
     assert repr(FullJitter(cap=timedelta(hours=2))) == "FullJitter(base=2.0, cap=7200.0)"
     assert repr(Schedule([1, timedelta(minutes=1)])) == "Schedule(delays=(1.0, 60.0))"
 
@@ -207,7 +221,8 @@ LEGAL = "seconds or a timedelta, above 0, finite"
     ],
     ids=lambda value: str(value)[:12],
 )
-def test_base_and_cap_must_be_positive_times(argument, value, error):
+def test_invalid_base_or_cap(argument, value, error):
+    """A policy refuses a base or cap that is not a positive time."""
     for cls in GROWING:
         with pytest.raises(error, match=rf"^invalid {argument} .*: expected {LEGAL}$"):
             cls(**{argument: value})
@@ -228,7 +243,8 @@ def test_the_cap_must_be_at_least_the_base(cls):
     ],
     ids=lambda value: str(value)[:12],
 )
-def test_each_delay_of_a_schedule_must_be_a_time(value, error):
+def test_invalid_schedule_delay(value, error):
+    """A schedule refuses a delay that is not a time."""
     legal = "seconds or a timedelta, from 0 up, finite"
     with pytest.raises(error, match=rf"^invalid delays\[1\] .*: expected {legal}$"):
         Schedule([1, value])

@@ -36,8 +36,11 @@ def passes(records: Records, message: str, run: str) -> Any:
     return enter(records, "mail:7", message, run, 3600)
 
 
-def test_b6_the_same_message_passes_and_another_does_not(records):
-    """The refusal does not say which message has passed."""
+def test_b6_one_message_passes(records):
+    """A guard lets the same message pass again and refuses another one.
+
+    The error does not tell which message has passed.
+    """
     assert passes(records, "A", "run 1").is_first
     assert not passes(records, "A", "run 2").is_first
     with pytest.raises(Refused) as refused:
@@ -45,8 +48,11 @@ def test_b6_the_same_message_passes_and_another_does_not(records):
     assert "A" not in str(refused.value)
 
 
-def test_another_message_passes_after_the_window(records, clock):
-    """The same message does not extend it."""
+def test_window_ends(records, clock):
+    """Another message passes after the guard's window.
+
+    The same message does not extend the window.
+    """
     passes(records, "A", "run 1")
     clock.now += 3000
     passes(records, "A", "run 2")
@@ -64,13 +70,15 @@ def test_a_shared_guard_is_not_released(records, releasing):
 
 
 @pytest.mark.parametrize("result", [object(), "x" * 70_000], ids=["no JSON", "too large"])
-def test_a_message_whose_result_cannot_be_kept_is_done(records, result):
+def test_result_not_kept(records, result):
+    """A message whose result cannot be kept is done all the same."""
     finish(records, passes(records, "A", "run 1"), result)
     again = passes(records, "A", "run 2")
     assert (again.is_done, again.has_result) == (True, False)
 
 
-def test_of_two_runs_the_one_that_ends_well_makes_the_message_done(records):
+def test_two_runs(records):
+    """Of two runs of a message, the one that succeeds marks the message as done."""
     first = passes(records, "A", "run 1")
     passes(records, "A", "run 2")
     finish(records, first, "sent")
@@ -100,14 +108,18 @@ def test_a_key_is_made_of_the_arguments(key, args, kwargs, made):
 
 
 @pytest.mark.parametrize("key", ["mail:{order}", "mail:{", "mail:{}", "", 7])
-def test_a_key_that_cannot_be_filled_is_refused(key):
+def test_invalid_key(key):
+    """A guard refuses a key that the task's arguments cannot fill."""
     with pytest.raises(ImproperlyConfigured, match="guard"):
         Guard(key=key, window=60).check(signature(mail))
 
 
 @pytest.mark.parametrize("customer", [None, ""])
-def test_an_argument_that_names_nobody_is_no_key(customer):
-    """All such mails would share one guard."""
+def test_empty_argument(customer):
+    """A guard refuses a key made from an empty or unspecific argument.
+
+    All such mails would share one guard.
+    """
     with pytest.raises((TypeError, ValueError), match="guard key"):
         Guard(key="mail:{customer}", window=60).key_for(signature(mail), (customer,), {})
 
@@ -141,9 +153,8 @@ def guarded(app: Celery, *ends: Any, **options: Any) -> tuple[Any, list[str]]:
         "B4 not classified": (ValueError(), False),
     },
 )
-def test_b1_to_b4_a_failure_releases_the_guard_only_if_nothing_was_processed(
-    app, failure, is_released
-):
+def test_b1_to_b4_failure(app, failure, is_released):
+    """A failure releases the guard, and undoes the task, only if nothing was processed."""
     undone = []
     work, ran = guarded(app, failure, max_retries=0, on_not_processed=lambda *_: undone.append(1))
     work.apply(task_id="A")
@@ -152,8 +163,11 @@ def test_b1_to_b4_a_failure_releases_the_guard_only_if_nothing_was_processed(
     assert bool(undone) is is_released
 
 
-def test_b5_one_mapping_says_what_the_errors_of_a_provider_mean(app):
-    """All its tasks share it, and what it does not name may have been processed."""
+def test_b5_shared_classifier(app):
+    """All tasks of a provider can share one mapping of its errors.
+
+    An error that the mapping does not list may have been processed.
+    """
     means = {"421": Outcome.RETRYABLE, "550": Outcome.NOT_PROCESSED}
     passed = {}
 
@@ -175,8 +189,11 @@ def test_b5_one_mapping_says_what_the_errors_of_a_provider_mean(app):
     assert passed == {f"{name} {code}": code in means for name, code in codes}
 
 
-def test_a_run_after_one_in_doubt_undoes_nothing(app):
-    """A task with ``on_not_processed`` keeps a record of its runs, without a guard too."""
+def test_earlier_run_in_doubt(app):
+    """A run after one in doubt undoes nothing.
+
+    A task with ``on_not_processed`` keeps a record of its runs, even without a guard.
+    """
     undone = []
     ends = [KeyboardInterrupt(), Retryable("down"), NonRetryable("no", not_processed=True)]
 
@@ -202,8 +219,11 @@ def test_a_busy_lock_puts_no_run_in_doubt(app):
     assert undone == [1]
 
 
-def test_a_task_may_replace_itself_with_other_arguments(app):
-    """The replaced message has the same ID: it passes its own guard."""
+def test_replace_with_other_args(app):
+    """A task may replace itself with other arguments.
+
+    The replaced message has the same ID, so it passes its own guard.
+    """
     pages = []
 
     @app.task(bind=True, guard=Guard(key="{day}", window=60))
@@ -236,20 +256,23 @@ def test_what_a_guard_costs(app, ends, calls):
     assert store_of(app).calls.total() == calls
 
 
-def test_a_store_that_is_away_after_the_run_fails_nothing(app):
+def test_store_away_after_run(app):
+    """A task does not fail if the store goes away after its run has begun."""
     work, _ = guarded(app)
     store_of(app).is_away = {"replace"}
     assert work.apply(task_id="A").result == "done"
 
 
-def test_a_store_that_is_away_before_the_run_runs_nothing(app):
+def test_store_away_before_run(app):
+    """A guarded task does not run while the store is away."""
     work, ran = guarded(app, max_retries=0)
     store_of(app).is_away = True
     assert work.apply(task_id="A").state == "FAILURE"
     assert ran == []
 
 
-def test_a_guarded_block_passes_its_own_message_only(app):
+def test_guarded_block(app):
+    """A guarded block lets only its own message pass again."""
     ran = []
 
     @app.task(bind=True)
@@ -266,7 +289,8 @@ def test_a_guarded_block_passes_its_own_message_only(app):
 
 
 @pytest.mark.parametrize("guard", ["k", Guard(key="{order}", window=60)])
-def test_a_guard_that_could_not_work_is_refused(app, guard):
+def test_invalid_guard(app, guard):
+    """A task definition with a guard that could not work is refused."""
     with pytest.raises(ImproperlyConfigured, match="guard"):
         app.task(base=SQSBackoffTask, shared=False, lazy=False, guard=guard)(mail)
 

@@ -49,7 +49,8 @@ def app(monkeypatch):
     app.close()
 
 
-def test_a_refused_message_is_ignored_and_its_result_says_why(app, caplog):
+def test_refused_message(app, caplog):
+    """A message that its guard refuses is ignored, and its result gives the reason."""
     runs = []
 
     @app.task(name="mail", guard=GUARD)
@@ -68,7 +69,8 @@ def test_a_refused_message_is_ignored_and_its_result_says_why(app, caplog):
     assert mail(7) == "sent", "a direct call is not guarded"
 
 
-def test_a_refused_message_ends_its_chain_and_stores_why(app):
+def test_refused_in_chain(app):
+    """A refused message ends its chain and stores the reason as its result."""
     app.conf.result_backend = "cache+memory://"
     marked = []
 
@@ -88,7 +90,8 @@ def test_a_refused_message_ends_its_chain_and_stores_why(app):
 
 
 @pytest.mark.parametrize("how", ["a member", "one without result"])
-def test_a_chord_counts_a_refused_member_as_ended(app, how):
+def test_refused_in_chord(app, how):
+    """A chord counts a refused member as ended."""
     app.conf.result_backend = "cache+memory://"
     counted = []
 
@@ -124,7 +127,8 @@ def test_a_chord_counts_a_refused_member_as_ended(app, how):
     not hasattr(celery_task, "get_actual_ignore_result"), reason="Celery 5.7 heeds the call"
 )
 @pytest.mark.parametrize("asked_for", [True, False])
-def test_the_result_of_a_refused_message_is_stored_where_the_call_wants_it(app, asked_for):
+def test_result_of_refused_message(app, asked_for):
+    """The result of a refused message is stored if its own call asks for results."""
     app.conf.result_backend = "cache+memory://"
 
     @app.task(name="mail", guard=GUARD, ignore_result=asked_for)
@@ -141,8 +145,11 @@ def test_the_result_of_a_refused_message_is_stored_where_the_call_wants_it(app, 
 
 
 @pytest.mark.parametrize("waiting", ["chain", "callbacks", "chord"])
-def test_a_done_message_without_its_result_does_not_end_in_silence_what_waits_for_it(app, waiting):
-    """Its worker may have been lost between the run's end and the sending of the next task."""
+def test_done_without_result(app, waiting):
+    """A done message whose result was not kept fails if a chain, chord or callback waits for it.
+
+    Its worker may have been lost between the run's end and the sending of the next task.
+    """
 
     @app.task(name="mail", guard=GUARD, retry_on=(Exception,))
     def mail(customer):
@@ -162,7 +169,8 @@ def test_a_done_message_without_its_result_does_not_end_in_silence_what_waits_fo
         mail.run(7)
 
 
-def test_arguments_that_the_run_changes_do_not_change_its_guard(app):
+def test_mutated_arguments(app):
+    """Arguments that the run changes in place do not change the key of its guard."""
     guard = Guard(key="mail:{payload[customer]}", window=3600)
 
     @app.task(name="mail", guard=guard)
@@ -187,8 +195,11 @@ def test_arguments_that_the_run_changes_do_not_change_its_guard(app):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_errors_of_ours_have_a_fixed_verdict(app, error):
-    """``autoretry_for=(Exception,)`` is the commonest list there is."""
+def test_own_errors(app, error):
+    """No option of a task changes the verdict of the library's own errors.
+
+    ``autoretry_for=(Exception,)`` is the commonest list there is.
+    """
     undone = []
     runs = []
 
@@ -234,7 +245,8 @@ def _publishing(
     [("given", Retryable), ("caught", Retryable), ("bare", Retry), ("given", TimeoutError)],
     ids=["given", "caught", "bare", "in doubt"],
 )
-def test_what_is_to_be_undone_is_undone_when_a_copy_is_published(app, monkeypatch, how, error):
+def test_undo_with_copy(app, monkeypatch, how, error):
+    """A run that certainly did nothing is undone when its retry is published as a copy."""
 
     def run(self, customer, page):
         if self.request.id == "another":
@@ -256,8 +268,11 @@ def test_what_is_to_be_undone_is_undone_when_a_copy_is_published(app, monkeypatc
     assert is_refused is (error is TimeoutError)
 
 
-def test_undo_comes_after_the_blocks_of_the_task(app, monkeypatch):
-    """In its transaction, what ``on_not_processed`` writes would be rolled back."""
+def test_undo_after_blocks(app, monkeypatch):
+    """The worker undoes a run after the task has left its ``with`` blocks.
+
+    Inside the task's transaction, everything ``on_not_processed`` writes would be rolled back.
+    """
 
     def run(self, customer, page):
         with contextlib.ExitStack() as transaction:
@@ -272,8 +287,11 @@ def test_undo_comes_after_the_blocks_of_the_task(app, monkeypatch):
 
 
 @pytest.mark.parametrize("end", ["returned", "failed", "caught"])
-def test_nothing_is_undone_where_the_run_goes_on_beside_its_copy(app, monkeypatch, end):
-    """``throw=False``, or an ``except Exception`` around ``retry()``."""
+def test_run_continues_beside_copy(app, monkeypatch, end):
+    """Nothing is undone if the run continues after its copy was published.
+
+    It does so with ``throw=False``, or with an ``except Exception`` around ``retry()``.
+    """
 
     def run(self, customer, page):
         if self.request.retries:
@@ -308,8 +326,11 @@ class ChargeTimedOut(ProviderDown):
 
 
 @pytest.mark.parametrize("how", ["option", "block"])
-def test_a_retry_is_judged_by_the_error_it_was_given(app, how):
-    """Not by the class above that Celery puts in its place: the charge may have been made."""
+def test_verdict_of_retry(app, how):
+    """A retry has the verdict of the error that it was given.
+
+    Celery puts an error of a parent class in its place, but the charge may have been made.
+    """
     charged = []
 
     @app.task(
@@ -334,10 +355,11 @@ def test_a_retry_is_judged_by_the_error_it_was_given(app, how):
 @pytest.mark.parametrize("max_retries", [1, 0], ids=["one left", "none left"])
 @pytest.mark.parametrize("caught", [False, True], ids=["given", "caught"])
 @pytest.mark.parametrize(("cause", "is_undone"), [(TimeoutError(), 0), (Retryable("down"), 1)])
-def test_a_retry_by_hand_means_what_it_is_for_also_if_none_is_left(
-    app, cause, is_undone, caught, max_retries
-):
-    """That no retry is left does not say that the charge that timed out was not made."""
+def test_last_retry_by_hand(app, cause, is_undone, caught, max_retries):
+    """A retry by hand has the verdict of its cause, also if no retry is left.
+
+    The error for a spent budget does not prove that a charge that timed out was not made.
+    """
     undone = []
     charged = []
 
@@ -359,8 +381,11 @@ def test_a_retry_by_hand_means_what_it_is_for_also_if_none_is_left(
 
 
 @pytest.mark.parametrize("how", ["option", "block"])
-def test_a_guard_is_not_taken_back_once_a_step_is_done(app, how):
-    """The mail has been sent; that the next call was refused does not let a second one out."""
+def test_guard_after_step(app, how):
+    """A guard is not released once a step inside it is done.
+
+    The first message has sent the mail. A refused later call lets no second mail out.
+    """
     sent = []
 
     def work(self):
@@ -379,7 +404,8 @@ def test_a_guard_is_not_taken_back_once_a_step_is_done(app, how):
     assert sent == ["mail"]
 
 
-def test_a_block_is_taken_back_although_a_step_was_done_before_it(app):
+def test_step_before_block(app):
+    """A guarded block is released after a refusal, even if a step was done before the block."""
     asked = []
 
     @app.task(bind=True, name="mail")
@@ -402,7 +428,8 @@ def _delivered(task: Any, **request: Any) -> Any:
     return task
 
 
-def test_a_store_that_is_away_is_a_counted_retry_and_nothing_is_undone(app):
+def test_store_away(app):
+    """A store that is away causes a counted retry, and nothing is undone."""
     undone = []
 
     @app.task(name="steps", bind=True, max_retries=1, on_not_processed=lambda *_: undone.append(1))
