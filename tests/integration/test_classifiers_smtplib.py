@@ -156,13 +156,15 @@ def test_a_refused_connection_is_retryable():
     assert outcomes(exc) == (RETRYABLE, RETRYABLE)
 
 
-def test_a_name_that_does_not_resolve_is_retryable():
+def test_unresolved_name():
+    """A name that does not resolve gives RETRYABLE."""
     exc = raised(send, 25, host="smtp.invalid")
     assert isinstance(exc, socket.gaierror)
     assert outcomes(exc) == (RETRYABLE, RETRYABLE)
 
 
-def test_a_server_that_does_not_greet_is_retryable():
+def test_no_greeting():
+    """A server that sends no greeting gives RETRYABLE."""
     with silent() as address:
         exc = raised(send, int(address.split(":")[1]))
     assert isinstance(exc, smtplib.SMTPServerDisconnected)
@@ -178,7 +180,8 @@ def test_a_server_that_does_not_greet_is_retryable():
         "hang up": (b"", smtplib.SMTPServerDisconnected, RETRYABLE),
     },
 )
-def test_a_greeting_says_whether_to_come_back(greeting, error, expected):
+def test_greeting(greeting, error, expected):
+    """The server's greeting decides whether the failure is retryable."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def greet():
@@ -222,7 +225,8 @@ def test_a_reply_decides(provider, port, replies, error, expected):
     assert outcomes(exc) == (expected, expected)
 
 
-def test_no_common_way_to_log_in_is_not_processed():
+def test_no_common_login():
+    """A server without a common way to log in gives NOT_PROCESSED."""
     silent_about_auth = Provider()
     with running(silent_about_auth, auth_exclude_mechanism=["LOGIN", "PLAIN"]) as port:
         exc = raised(send, port, login=True)
@@ -230,13 +234,15 @@ def test_no_common_way_to_log_in_is_not_processed():
     assert outcomes(exc) == (NOT_PROCESSED, NOT_PROCESSED)
 
 
-def test_a_server_without_starttls_is_not_processed(provider, port):
+def test_no_starttls(provider, port):
+    """A server without STARTTLS gives NOT_PROCESSED."""
     exc = raised(send, port, starttls=ssl.create_default_context())
     assert isinstance(exc, smtplib.SMTPNotSupportedError)
     assert outcomes(exc) == (NOT_PROCESSED, NOT_PROCESSED)
 
 
-def test_a_certificate_that_is_not_trusted_is_not_processed():
+def test_untrusted_certificate():
+    """A certificate that the client does not trust gives NOT_PROCESSED."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     secure = Provider()
@@ -246,8 +252,11 @@ def test_a_certificate_that_is_not_trusted_is_not_processed():
     assert outcomes(exc) == (NOT_PROCESSED, NOT_PROCESSED)
 
 
-def test_a_mail_refused_after_others_were_accepted_is_in_doubt(provider, port):
-    """Django's ``send_mass_mail``: a retry would send the first mail again."""
+def test_mass_mail(provider, port):
+    """A mail that is refused after others were accepted is in doubt.
+
+    Django's ``send_mass_mail`` sends them in one call, so a retry would send the first mail again.
+    """
     project.set_up()
     from django.core.mail import EmailMessage
     from django.core.mail.backends.smtp import EmailBackend
@@ -265,7 +274,8 @@ def test_a_mail_refused_after_others_were_accepted_is_in_doubt(provider, port):
 
 @pytest.mark.parametrize("silence", [HANG, HANG_UP])
 @pytest.mark.parametrize("phase", ["EHLO", "MAIL", "RCPT"])
-def test_silence_before_the_content_is_retryable(provider, port, phase, silence):
+def test_silence_before_content(provider, port, phase, silence):
+    """A server that goes silent before the mail's content gives RETRYABLE."""
     provider.replies = {phase: silence}
     exc = raised(send, port)
     assert isinstance(exc, smtplib.SMTPServerDisconnected)
@@ -274,8 +284,11 @@ def test_silence_before_the_content_is_retryable(provider, port, phase, silence)
 
 
 @pytest.mark.parametrize("silence", [HANG, HANG_UP])
-def test_silence_after_the_content_is_in_doubt(provider, port, silence):
-    """The server has the mail, and perhaps delivers it; only its reply is lost."""
+def test_silence_after_content(provider, port, silence):
+    """A server that goes silent after the mail's content leaves it in doubt.
+
+    The server has the mail and may deliver it. Only its reply is lost.
+    """
     provider.replies = {"DATA": silence}
     exc = raised(send, port)
     assert isinstance(exc, smtplib.SMTPServerDisconnected)
@@ -292,6 +305,9 @@ def test_a_quarrel_at_quit_is_in_doubt(provider, port):
     assert outcomes(exc) == (UNKNOWN, REPEATED)
 
 
-def test_an_error_without_a_traceback_is_in_doubt():
-    """Nobody knows when it came: it was unpickled, or somebody made it."""
+def test_error_without_traceback():
+    """An error without a traceback is in doubt.
+
+    It was unpickled or constructed, so its phase is unknown.
+    """
     assert outcomes(smtplib.SMTPServerDisconnected("gone")) == (UNKNOWN, REPEATED)

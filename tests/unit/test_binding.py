@@ -40,8 +40,8 @@ def define(app, **options):
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_settings_that_bypass_budgets_are_overruled(name):
-    """An app's setting, or a task's, is overruled."""
+def test_overruled_settings(name):
+    """Settings that bypass the budgets are overruled, whether the app or the task sets them."""
     app = an_app(task_reject_on_worker_lost=True)
 
     def run():
@@ -51,7 +51,8 @@ def test_settings_that_bypass_budgets_are_overruled(name):
     assert (getattr(task, name), task.reject_on_worker_lost) == (SETTINGS[name], False)
 
 
-def test_on_another_broker_they_are_the_users():
+def test_settings_on_other_broker():
+    """On another broker the user's own settings apply."""
     task = define(an_app("redis://"), reject_on_worker_lost=True, Request=Theirs)
     assert (task.reject_on_worker_lost, task.Request) == (True, Theirs)
 
@@ -83,14 +84,20 @@ def test_a_subclass_of_our_request_is_fine(company, request_class):
 @pytest.mark.parametrize(
     "request_class", [Theirs, "company:Theirs", "celery.worker.request:Request"]
 )
-def test_any_other_request_class_is_refused_by_name(company, request_class):
-    """It would delete the messages that wait for their retry."""
+def test_foreign_request_class(company, request_class):
+    """A task with a request class that is no subclass of ours is refused.
+
+    It would delete the messages that wait for their retry.
+    """
     with pytest.raises(ImproperlyConfigured, match=r"mail: invalid Request .* expected a subclass"):
         define(an_app(), Request=request_class)
 
 
-def test_celerys_own_tasks_keep_celerys_ways():
-    """``chord_unlock`` polls by retrying itself: each kept message would use up a receive."""
+def test_own_tasks_of_celery():
+    """Celery's own tasks keep Celery's settings.
+
+    ``chord_unlock`` polls by retrying itself, so each kept message would use up a receive.
+    """
     app = Celery("own", broker="sqs://", task_cls=SQSBackoffTask, set_as_current=False)
     app.finalize()
     unlock, stock = app.tasks["celery.chord_unlock"], Celery(set_as_current=False)
@@ -103,7 +110,8 @@ def test_celerys_own_tasks_keep_celerys_ways():
     assert not hasattr(unlock.run, "_is_wrapped")
 
 
-def test_a_retry_of_celerys_own_task_publishes_as_celery_does(monkeypatch):
+def test_retry_of_celerys_task(monkeypatch):
+    """A retry of Celery's own task is published, as Celery does."""
     app = Celery("own", broker="sqs://", task_cls=SQSBackoffTask, set_as_current=False)
     app.finalize()
     sent = []
@@ -116,12 +124,14 @@ def test_a_retry_of_celerys_own_task_publishes_as_celery_does(monkeypatch):
     assert len(sent) == 1
 
 
-def test_an_uncalled_factory_of_a_classifier_is_refused():
+def test_uncalled_classifier():
+    """A classifier's factory that was not called is refused."""
     with pytest.raises(ImproperlyConfigured, match=r"did you mean requests_errors\(\)\?"):
         define(an_app(), classify=requests_errors)
 
 
-def test_messages_name_the_setting_of_django():
+def test_django_setting_name():
+    """Error messages name the setting as Django's settings file does."""
     app = an_app()
     app.namespace = "CELERY"
     app.conf.sqs_backoff = {"stroe": "memory://"}
@@ -141,7 +151,8 @@ def test_messages_name_the_setting_of_django():
         pytest.param({3: "shop.from_s3"}, id="a queue that is a number"),
     ],
 )
-def test_a_foreign_setting_that_cannot_work_is_refused(foreign):
+def test_invalid_foreign(foreign):
+    """An invalid ``foreign`` setting is refused."""
     app = an_app()
     app.conf.sqs_backoff = {"foreign": foreign}
     with pytest.raises(ImproperlyConfigured, match="invalid foreign"):
@@ -156,7 +167,9 @@ def test_every_end_is_documented():
         assert f"\n{end.value} " in table, end
 
 
-def test_a_class_without_a_name_has_the_one_that_celery_gives_its_task():
+def test_class_without_name():
+    """A task class without a name gets the name that Celery gives its task."""
+
     class Nameless(SQSBackoffTask):
         def run(self):
             return "done"

@@ -88,7 +88,8 @@ def why(facts, *, retries=0, max_retries=None, retry_for=36 * HOUR, delay=0.0, n
         "an hour left": ({"sent_at": NOW - 3600, "retention_seconds": 7200}, {}, None),
     },
 )
-def test_the_first_budget_that_is_spent_is_named(facts, budget, reason):
+def test_first_spent_budget(facts, budget, reason):
+    """The reason to give up is the first budget that is spent."""
     assert why(facts, **budget) is reason
 
 
@@ -96,17 +97,22 @@ def test_the_first_budget_that_is_spent_is_named(facts, budget, reason):
     ("delay", "asked"),
     [(0, 1), (0.001, 1), (1, 1), (1.01, 2), (59.2, 60), (1e9, 43_140), (float("inf"), 43_140)],
 )
-def test_a_delay_is_asked_for_in_whole_seconds_from_one_up(delay, asked):
+def test_whole_seconds(delay, asked):
+    """The worker asks SQS for a delay in whole seconds, at least 1."""
     assert delivery().visibility_delay(delay, now=NOW) == asked
 
 
-def test_the_twelve_hours_are_counted_from_the_receive():
-    """Extending does not restart SQS's count: a message held for an hour has eleven left."""
+def test_twelve_hours():
+    """The 12 hours of visibility count from the receive.
+
+    Extending does not restart SQS's count. A message that was held for an hour has 11 left.
+    """
     held_for_an_hour = delivery(received_at=NOW - HOUR)
     assert held_for_an_hour.visibility_delay(43_200, now=NOW) == 43_200 - 3_600 - 60
 
 
-def test_a_message_is_never_hidden_past_its_retention():
+def test_retention():
+    """A message is never hidden past the end of its retention."""
     expiring = delivery(sent_at=NOW - 1000, retention_seconds=1000 + 400)
     assert expiring.visibility_delay(1000, now=NOW) == 100
 
@@ -123,7 +129,8 @@ def test_asked_visibility_is_always_legal(delay, held, left):
     assert 1 <= asked <= max(1, 43_200 - max(0, held))
 
 
-def test_facts_are_read_from_the_answer_of_sqs():
+def test_facts_of_delivery():
+    """A delivery reads its facts from the answer of SQS."""
     sqs_message = {
         "MessageId": "m-1",
         "Attributes": {
@@ -140,7 +147,8 @@ def test_facts_are_read_from_the_answer_of_sqs():
     )
 
 
-def test_a_server_that_returns_no_attributes_is_a_first_receive():
+def test_no_attributes():
+    """A message without attributes counts as received for the first time."""
     read = Delivery.from_sqs({"MessageId": "m-1"}, queue_url="u", received_at=NOW)
     assert (read.receive_count, read.first_received_at, read.expires_at) == (1, None, None)
 
@@ -194,8 +202,11 @@ TOO_MANY_RECEIVES = {"receive_count": 4, "max_receive_count": 3}
         "three crashes": ({}, {"crashes": 3}, GiveUpReason.WORKER_LOST),
     },
 )
-def test_a_run_is_not_started_without_budget(facts, budget, reason):
-    """Receives alone end nothing: only runs that are known to have been started do."""
+def test_no_run_without_budget(facts, budget, reason):
+    """The worker does not start a run without budget.
+
+    Receives alone never end a message, only runs that are known to have started.
+    """
     assert why_not_run(facts, **budget) is reason
 
 
@@ -230,7 +241,8 @@ def test_receives_of_a_failing_policy():
     share=st.floats(min_value=0, max_value=1),
     cap=st.floats(min_value=1e-3, max_value=1e6),
 )
-def test_a_capped_delay_stays_spread_under_its_cap(ceiling, share, cap):
+def test_capped_delay(ceiling, share, cap):
+    """A capped delay stays spread under its cap."""
     delay = shrink(ceiling * share, ceiling, cap)
     assert delay == pytest.approx(min(ceiling, cap) * share)
 
@@ -249,7 +261,9 @@ def test_receives_under_fifo_cap():
         assert counted.delay(attempt, Random(attempt)) == drawn <= counted.ceiling(attempt) <= 300
 
 
-def test_a_policy_of_timedeltas_is_shrunk_like_one_of_seconds(caplog):
+def test_policy_of_timedeltas(caplog):
+    """A policy of timedeltas is shrunk like a policy of seconds."""
+
     class TenMinutes(Policy):
         def ceiling(self, attempt):
             return timedelta(minutes=10)

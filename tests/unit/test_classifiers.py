@@ -22,7 +22,8 @@ FACTORIES = [getattr(classifiers, name) for name in classifiers.__all__]
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_every_name_of_a_table_is_a_class_of_the_newest_version(library):
+def test_names_of_tables(library):
+    """Every name in a library's table is a class of its newest version."""
     assert stripe  # loaded for the table of SDKs
     if library == "botocore" and not hasattr(botocore.exceptions, "LoginError"):
         pytest.skip("an older botocore, in the tests of the lowest versions, has fewer errors")
@@ -80,7 +81,8 @@ def test_idempotent_is_a_yes_or_no(factory):
     "exc",
     [ValueError("no"), OSError(), TimeoutError(), ConnectionResetError(), KeyboardInterrupt()],
 )
-def test_error_outside_libraries_is_not_classified(factory, exc):
+def test_foreign_error(factory, exc):
+    """A classifier does not classify an error of another library."""
     assert callable(factory)
     assert factory(idempotent=True)(exc) is None
 
@@ -111,15 +113,19 @@ class SDKError(Exception):
         "a dict is no response": ({"response": {"status": 503}}, None),
     },
 )
-def test_an_sdk_s_error_is_known_by_its_status(attributes, expected):
+def test_sdk_error(attributes, expected):
+    """An SDK's error is classified by its status."""
     errors = classifiers.sdk_errors(modules=["tests"])
     verdict = errors(SDKError(**attributes))
     assert classifiers.sdk_errors()(SDKError(**attributes)) is None
     assert (verdict.outcome if isinstance(verdict, Verdict) else None) is expected
 
 
-def test_an_exception_of_the_project_is_no_sdks():
-    """A ValidationError of Django REST framework, after the provider has charged."""
+def test_error_of_project():
+    """An exception of the user's project is not taken for an SDK's error.
+
+    Django REST framework may raise a ValidationError after the provider has charged.
+    """
 
     class ValidationError(Exception):
         status_code = 400
@@ -129,8 +135,11 @@ def test_an_exception_of_the_project_is_no_sdks():
 
 
 @pytest.mark.parametrize(("accepted", "expected"), [(0, Outcome.RETRYABLE), (1, Outcome.UNKNOWN)])
-def test_a_mass_mail_over_an_api_is_in_doubt_once_a_mail_was_accepted(accepted, expected):
-    """A retry would send the first mail again. The loop is like django-anymail's."""
+def test_mass_mail_over_api(accepted, expected):
+    """A mass mail over an API is in doubt once a mail was accepted.
+
+    A retry would send the first mail again. The loop is like django-anymail's.
+    """
     backend = {"__name__": "anymail.backends.base"}
     loop = """
 def send_messages(messages):
@@ -151,8 +160,11 @@ def send_messages(messages):
         assert verdict.outcome is expected
 
 
-def test_an_smtp_reply_that_never_ends_is_none():
-    """smtplib makes a 500 of it, whatever the server has said of the mail."""
+def test_endless_smtp_reply():
+    """An SMTP reply that never ends is in doubt.
+
+    smtplib reports it as a 500, regardless of the server's reply to the mail.
+    """
 
     class Endless:
         def sendall(self, data): ...
@@ -173,8 +185,11 @@ def test_an_smtp_reply_that_never_ends_is_none():
     assert shown(classifiers.smtplib_errors()(caught.value)) is Outcome.UNKNOWN
 
 
-def test_retry_after_is_read_from_the_response_too():
-    """As in django-anymail's errors."""
+def test_retry_after_in_response():
+    """``Retry-After`` is also read from the error's response.
+
+    django-anymail's errors have it there.
+    """
     response = SimpleNamespace(status_code=429, headers={"Retry-After": "120"})
     error = SDKError(status_code=429, response=response)
     assert classifiers.sdk_errors(modules=["tests"])(error) == Verdict(Outcome.RETRYABLE, 120)

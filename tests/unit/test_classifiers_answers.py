@@ -33,13 +33,17 @@ def test_a_status_has_a_meaning(status, meaning):
     assert answer(status, now=NOW) == Diagnosis(meaning)
 
 
-def test_a_429_is_named_as_a_refusal_also_without_a_time():
-    """It says that the provider is there, and is called too fast: its rate is cut."""
+def test_429_without_time():
+    """A 429 without a time is a refusal for now.
+
+    It shows that the provider is up and that the calls are too fast, so the gate cuts their rate.
+    """
     assert answer(429, now=NOW) == Diagnosis(Meaning.REFUSED_FOR_NOW, 0.0)
 
 
 @pytest.mark.parametrize("status", [None, "503", True, 0, 100, 200, 204, 302, 399, 600, 5.03])
-def test_status_without_error_has_no_meaning(status):
+def test_status_without_error(status):
+    """A status that is no error has no meaning."""
     assert answer(status, {"Retry-After": "1"}, now=NOW) is None
 
 
@@ -82,7 +86,8 @@ def test_a_reset_may_be_a_point_in_time(reset):
     assert read_asked_seconds(headers, now=1_700_000_000.0) == 60
 
 
-def test_a_429_counts_its_reset_even_if_it_does_not_say_what_is_left():
+def test_429_with_reset():
+    """A 429 counts its reset time even if it does not state the remaining quota."""
     headers = {"RateLimit-Reset": "30"}
     assert answer(429, headers, now=NOW) == Diagnosis(Meaning.REFUSED_FOR_NOW, 30)
     assert answer(503, headers, now=NOW) == Diagnosis(Meaning.UNAVAILABLE)
@@ -95,16 +100,20 @@ def test_a_429_counts_its_reset_even_if_it_does_not_say_what_is_left():
         {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "60"},
     ],
 )
-def test_a_refusal_that_asks_to_wait_is_for_now(headers):
-    """GitHub's 403 for its rate limits, and 413 by RFC 9110, 15.5.14."""
+def test_refusal_with_wait(headers):
+    """A 403 or 413 that asks for a wait is a refusal for now.
+
+    GitHub sends 403 for its rate limits, and RFC 9110, 15.5.14 defines it for 413.
+    """
     for status in (403, 413):
         assert answer(status, headers, now=NOW) == Diagnosis(Meaning.REFUSED_FOR_NOW, 60)
     assert answer(409, headers, now=NOW) == Diagnosis(Meaning.IN_DOUBT, 60)
 
 
-def test_a_503_is_believed_by_retry_after_alone():
-    """Envoy puts the rate limit on every answer, also on its own for a request it passed on.
+def test_503_with_retry_after():
+    """A 503 is a refusal for now only if it has a ``Retry-After`` header.
 
+    Envoy puts the rate limit on every answer, including its own for a request that it passed on.
     https://www.envoyproxy.io/docs/envoy/latest/api-v3/extensions/filters/http/ratelimit/v3/rate_limit.proto
     """
     believed = answer(503, {"Retry-After": "60"}, now=NOW)
@@ -125,14 +134,18 @@ def test_a_503_is_believed_by_retry_after_alone():
     ],
     ids=["Varnish", "Fastly", "a provider behind Varnish", "Istio"],
 )
-def test_a_503_of_a_gateway_is_not_believed(headers, meaning):
-    """Varnish's own says ``Retry-After: 5``, also after it has passed a charge on."""
+def test_503_of_gateway(headers, meaning):
+    """A gateway's 503 is no refusal, even with ``Retry-After``.
+
+    Varnish's own 503 says ``Retry-After: 5``, even after it has passed on a charge.
+    """
     found = answer(503, headers, now=NOW)
     assert found is not None
     assert found.meaning is meaning
 
 
-def test_headers_of_the_standard_library_are_read():
+def test_stdlib_headers():
+    """``Retry-After`` is read from headers of the standard library too."""
     headers = Message()
     headers["Retry-After"] = "3"
     assert read_asked_seconds(headers, now=NOW) == 3
@@ -164,8 +177,11 @@ def test_no_header_breaks_it(status, name, value):
         (Meaning.CONFLICT, Outcome.UNKNOWN, False, Outcome.UNKNOWN),
     ],
 )
-def test_in_doubt_and_safe_to_repeat_are_two_facts(meaning, outcome, repeated, trusting):
-    """An idempotent call that is in doubt is repeated, and stays in doubt: nothing is undone."""
+def test_verdict_of_diagnosis(meaning, outcome, repeated, trusting):
+    """A diagnosis keeps apart whether a call is in doubt and whether it is safe to repeat.
+
+    An idempotent call in doubt is repeated and stays in doubt, so nothing is undone.
+    """
     finding = Diagnosis(meaning, 9)
     retried = outcome is Outcome.RETRYABLE
     assert finding.verdict(idempotent=False) == Verdict(outcome, 9 if retried else None)

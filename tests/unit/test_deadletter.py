@@ -45,15 +45,19 @@ def size(attributes):
 TEXT = {"DataType": "String", "StringValue": "x"}
 
 
-def test_the_messages_own_attributes_are_kept_as_they_are():
+def test_own_attributes_kept():
+    """A dead letter keeps the message's own attributes unchanged."""
     own = {"trace": TEXT, "raw": {"DataType": "Binary", "BinaryValue": b"\0\xff"}}
     attributes = with_record("{}", own, record())
     assert {k: v for k, v in attributes.items() if k != ATTRIBUTE_NAME} == own
     assert read(attributes)["reason"] == "retry_for is over"
 
 
-def test_empty_lists_that_receive_returns_are_not_sent_back():
-    """SendMessage refuses StringListValues, which some servers return with every attribute."""
+def test_empty_lists():
+    """A dead letter omits the empty lists that a receive returns.
+
+    SendMessage refuses StringListValues, which some servers return with every attribute.
+    """
     own = {"trace": {**TEXT, "StringListValues": [], "BinaryListValues": []}}
     assert with_record("{}", own, record())["trace"] == TEXT
 
@@ -66,28 +70,38 @@ def test_empty_lists_that_receive_returns_are_not_sent_back():
         (600, ["exception_message", "traceback"]),
     ],
 )
-def test_texts_that_do_not_fit_are_left_out_longest_first(room, left_out):
+def test_texts_left_out(room, left_out):
+    """Texts that do not fit are left out, the longest first."""
     body = "b" * (MAX_MESSAGE_BYTES - room)
     attributes = with_record(body, {}, record(exception_message="m" * 900, traceback="t" * 5_000))
     assert len(body) + size(attributes) <= MAX_MESSAGE_BYTES
     assert [n for n in ("exception_message", "traceback") if n not in read(attributes)] == left_out
 
 
-def test_any_text_becomes_characters_that_sqs_accepts():
-    """SQS refuses U+FFFE, lone surrogates and most control characters."""
+def test_legal_characters():
+    """A record writes any text in characters that SQS accepts.
+
+    SQS refuses U+FFFE, lone surrogates and most control characters.
+    """
     attributes = with_record("{}", {}, record(exception_message="\0\x1b[31m\ud800\ufffe é"))
     assert attributes[ATTRIBUTE_NAME]["StringValue"].isascii()
     assert "\\u0000" in attributes[ATTRIBUTE_NAME]["StringValue"]
 
 
-def test_an_attribute_that_only_looks_like_ours_is_not_kept():
-    """Senders can name an attribute as they like; on a message that is not dead it is not ours."""
+def test_forged_attribute():
+    """A dead letter replaces an attribute that a sender gave our attribute's name.
+
+    Senders may use any name, and the attribute of a live message is never the library's own.
+    """
     own = {ATTRIBUTE_NAME: {"DataType": "String", "StringValue": '{"reason": "forged"}'}}
     assert read(with_record("{}", own, record()))["reason"] == "retry_for is over"
 
 
-def test_names_from_the_message_do_not_make_the_record_too_big():
-    """A task's name is whatever the sender wrote: up to 1 MiB of it, twice in the record."""
+def test_long_names():
+    """Long names from the message do not make the record too big.
+
+    The sender chooses the task's name. It may have up to 1 MiB, and the record holds it twice.
+    """
     forged = record(task="x" * 600_000, reason="not understood: " + "x" * 600_000, id="i" * 9_000)
     found = read(with_record("b" * 650_000, {}, forged))
     assert found["task"] == "x" * 500
@@ -108,8 +122,11 @@ attributes = st.dictionaries(
 
 
 @given(attributes, texts, st.integers(0, 9_000), st.sampled_from(["b", "é", "質", "𝄞"]))
-def test_a_dead_letter_is_within_sqs_limits_and_loses_no_attribute(own, text, room, character):
-    """Whatever the message carries: ten attributes, a body of 1 MiB, texts that are not ASCII."""
+def test_limits_of_sqs(own, text, room, character):
+    """A dead letter stays within the limits of SQS and loses no attribute.
+
+    This holds for ten attributes, a body of 1 MiB and texts that are not ASCII.
+    """
     bytes_left = MAX_MESSAGE_BYTES - room - message_bytes("", own)
     body = character * (bytes_left // len(character.encode()))
     full = record(exception_message=text * 30, traceback=text * 200, task=text)
@@ -134,8 +151,11 @@ def test_a_record_reads_as_it_was_written():
     assert read_record({"MessageAttributes": with_record("{}", {"own": TEXT}, written)}) == written
 
 
-def test_a_record_on_a_message_that_sqs_moved_is_not_believed():
-    """Our worker sends; only SQS moves. So the attribute came with the message, from its sender."""
+def test_record_on_moved_message():
+    """A record on a message that SQS moved is ignored.
+
+    Our worker sends dead letters and only SQS moves messages, so the record came from the sender.
+    """
     moved = dead('{"reason": "parked"}', DeadLetterQueueSourceArn="arn:aws:sqs:eu-west-1:1:mails")
     assert read_record(moved) is None
 
@@ -183,7 +203,8 @@ def test_what_is_no_record_reads_as_none(message):
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_nonsense_in_a_record_reads_as_missing(field, value, read_as):
+def test_invalid_field(field, value, read_as):
+    """An invalid field of a record reads as missing."""
     assert getattr(read_record(dead(f'{{"{field}": {value}}}')), field) == read_as
 
 

@@ -102,13 +102,17 @@ def raises(error: BaseException) -> Callable[[BaseException], Any]:
         ),
     },
 )
-def test_the_first_that_knows_the_failure_has_the_say(exc, rules, expected):
+def test_precedence(exc, rules, expected):
+    """The first rule that knows the failure decides its outcome."""
     assert judge(exc, **rules) == expected
 
 
 @pytest.mark.parametrize("explicit", [True, False], ids=["raise from", "raise while handling"])
-def test_a_retryable_cause_does_not_make_the_error_around_it_retryable(explicit):
-    """The error around it may have happened after the work was done."""
+def test_retryable_cause(explicit):
+    """A retryable cause does not make the error around it retryable.
+
+    The outer error may have happened after the work was done.
+    """
     outer = ValueError("wrapped")
     if explicit:
         outer.__cause__ = ProviderDown()
@@ -158,7 +162,8 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_broken_classifier_is_logged_without_user_data_and_passed_over(broken, caplog):
+def test_broken_classifier(broken, caplog):
+    """A broken classifier is skipped, and logged without user data."""
     assert judge(ProviderDown(SECRET), classify=(broken,)) is None
 
     [record] = caplog.records
@@ -179,7 +184,8 @@ def test_a_broken_classifier_is_logged_without_user_data_and_passed_over(broken,
     ],
     ids=["function", "lambda", "object"],
 )
-def test_the_log_says_which_classifier_is_broken_and_how(broken, name, did, caplog):
+def test_log_of_broken_classifier(broken, name, did, caplog):
+    """The log names the broken classifier and describes its failure."""
     judge(ProviderDown(SECRET), classify=(broken,))
 
     line = f"{__name__}.{name} {did} for {__name__}.ProviderDown"
@@ -187,7 +193,8 @@ def test_the_log_says_which_classifier_is_broken_and_how(broken, name, did, capl
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit()], ids=repr)
-def test_a_request_to_stop_is_not_taken_for_a_broken_classifier(stop):
+def test_stop_in_classifier(stop):
+    """A request to stop passes through a classifier."""
     with pytest.raises(type(stop)):
         judge(ProviderDown(), classify=(raises(stop),))
 
@@ -226,8 +233,11 @@ class ThatForgetsItsBase(Retryable):
     ],
     ids=repr,
 )
-def test_an_exception_survives_pickling_with_its_attributes(exc):
-    """It leaves the pool process, and enters a result backend, pickled."""
+def test_pickling(exc):
+    """An exception keeps its attributes when it is pickled.
+
+    It leaves the pool process, and enters a result backend, in pickled form.
+    """
     back = pickle.loads(pickle.dumps(exc))
     assert type(back) is type(exc)
     assert (back.args, vars(back), str(back)) == (exc.args, vars(exc), str(exc))
@@ -235,8 +245,11 @@ def test_an_exception_survives_pickling_with_its_attributes(exc):
 
 
 @pytest.mark.parametrize("value", [0, 1, "no", None])
-def test_not_processed_must_be_said_clearly(value):
-    """A text such as "no" is true to Python, and would undo what may have been processed."""
+def test_invalid_not_processed(value):
+    """``not_processed`` must be a bool.
+
+    A text such as "no" is true to Python, and would undo work that may have been processed.
+    """
     with pytest.raises(TypeError, match=r"^invalid not_processed .*: expected a bool$"):
         NonRetryable("never", not_processed=value)
 
@@ -291,9 +304,8 @@ def test_a_verdict_is_a_value():
         "no use to repeat": (Verdict(Outcome.NOT_PROCESSED, safe_to_repeat=True), False, True),
     },
 )
-def test_safe_to_repeat_and_nothing_was_processed_are_two_facts(
-    verdict, wants_retry, nothing_was_processed
-):
+def test_properties_of_verdict(verdict, wants_retry, nothing_was_processed):
+    """A verdict tells apart whether a retry is safe and whether nothing was processed."""
     assert verdict.wants_retry is wants_retry
     assert verdict.nothing_was_processed is nothing_was_processed
 

@@ -88,7 +88,8 @@ KEEPING = {name: text for name, text in FORMS.items() if name != "private key, i
 
 
 @pytest.mark.parametrize("text", KEEPING.values(), ids=KEEPING.keys())
-def test_the_text_before_a_credential_is_kept(text):
+def test_text_before_credential(text):
+    """Masking keeps the text before a credential."""
     assert mask(f"mail 7 to provider: {text}").startswith("mail 7 to provider: ")
 
 
@@ -110,8 +111,11 @@ def test_ordinary_text_is_left_alone(text):
     assert mask(text) == text
 
 
-def test_a_credential_across_the_cut_is_masked():
-    """The cut must not separate a credential from the name by which it is known."""
+def test_credential_across_cut():
+    """A credential is masked even if the text is cut in the middle of it.
+
+    The cut must not separate a credential from the name by which it is known.
+    """
     for room in range(60):
         message = redact_text(
             "x" * (MAX_MESSAGE_CHARACTERS - room) + " password='a b hunter2'" + "y" * 9_000,
@@ -128,7 +132,8 @@ def test_a_credential_across_the_cut_is_masked():
         assert "hunter" not in traceback
 
 
-def test_a_long_message_keeps_its_beginning_and_a_long_traceback_its_end():
+def test_long_texts():
+    """A long message keeps its beginning, and a long traceback keeps its end."""
     message = redact_text("first " + "x " * 90_000, MAX_MESSAGE_CHARACTERS)
     assert message.startswith("first ")
     assert len(message) <= MAX_MESSAGE_CHARACTERS + 4
@@ -161,13 +166,17 @@ def seconds(text):
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join))
-def test_time_grows_no_faster_than_the_text(unit):
-    """16 times the text may take 16 times as long, and was 256 times as long when quadratic."""
+def test_linear_time(unit):
+    """The time to mask a text grows no faster than the text.
+
+    16 times the text may take 16 times as long, and took 256 times as long when it was quadratic.
+    """
     few, many = 1_000 // len(unit) + 1, 31_000 // len(unit) + 1
     assert seconds(unit * many) <= 64 * seconds(unit * few) + 0.01
 
 
-def test_the_time_of_an_error_does_not_depend_on_its_size():
+def test_time_of_large_error():
+    """The time to mask an error does not depend on its size."""
     poison = "a-" * 5_000_000
     start = time.thread_time()
     redact_text(poison, MAX_MESSAGE_CHARACTERS)
@@ -178,7 +187,8 @@ def test_the_time_of_an_error_does_not_depend_on_its_size():
 # Options
 
 
-def test_the_users_own_masking_comes_after_ours():
+def test_custom_redact():
+    """The user's ``redact`` function gets texts that are masked already."""
     seen = []
 
     def redact(text):
@@ -197,17 +207,21 @@ def test_the_users_own_masking_comes_after_ours():
 
 
 @pytest.mark.parametrize("redact", [lambda text: 1 / 0, lambda text: None, lambda text: b"x"])
-def test_a_text_that_the_users_masking_fails_on_is_left_out(redact):
+def test_redact_fails(redact):
+    """A text is left out if the user's ``redact`` function fails on it."""
     found = ErrorText.of(ValueError("card 4111"), traceback="ValueError: card 4111", redact=redact)
     assert found == ErrorText(exception_type="builtins.ValueError")
 
 
-def test_only_the_type_is_kept_if_nothing_else_is_wanted():
+def test_type_only():
+    """With ``type_only``, only the type of an error is kept."""
     found = ErrorText.of(ValueError("card 4111"), traceback="ValueError: card 4111", type_only=True)
     assert found == ErrorText(exception_type="builtins.ValueError")
 
 
-def test_an_exception_that_cannot_be_printed_is_described_all_the_same():
+def test_unprintable_exception():
+    """An exception that cannot be printed is described by the type of its failure."""
+
     class Unprintable(Exception):
         def __str__(self):
             raise RuntimeError("hunter2")
@@ -215,7 +229,8 @@ def test_an_exception_that_cannot_be_printed_is_described_all_the_same():
     assert ErrorText.of(Unprintable()).exception_message == "<unprintable: RuntimeError>"
 
 
-def test_the_traceback_is_formatted_where_it_is_not_given():
+def test_traceback_of_exception():
+    """The traceback is formatted from the exception if it is not given."""
     try:
         raise ValueError("password=hunter2")
     except ValueError as exc:
@@ -224,7 +239,9 @@ def test_the_traceback_is_formatted_where_it_is_not_given():
     assert found.traceback.endswith("ValueError: password=***\n")
 
 
-def test_of_a_deep_traceback_the_innermost_frames_are_kept():
+def test_deep_traceback():
+    """A deep traceback keeps its innermost frames."""
+
     def fall(depth):
         if depth:
             fall(depth - 1)

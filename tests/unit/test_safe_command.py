@@ -42,7 +42,8 @@ def run(app: Celery, *arguments: str, answer: str | None = None) -> Result:
     return CliRunner().invoke(safe.sqs_safe, list(arguments), obj=celery, input=answer)
 
 
-def test_a_scope_is_listed_without_its_results(app):
+def test_list(app):
+    """``list`` shows the records of a scope without their results."""
     done = run(app, "list", "order:7")
     assert done.exit_code == safe.DONE
     assert [line.split() for line in done.stdout.splitlines()] == [
@@ -62,12 +63,16 @@ def test_results_are_shown_when_asked(app):
     ]
 
 
-def test_the_records_of_one_message_are_listed(app):
+def test_list_message(app):
+    """``list`` shows the records of one message."""
     assert "note" in run(app, "list", "task:fund:message 1").stdout
 
 
-def test_a_workflow_whose_scope_looks_like_a_messages_is_listed(app):
-    """As of an application that keeps tasks of its own: ``workflow(f"task:{task.pk}")``."""
+def test_scope_like_message(app):
+    """``list`` shows a workflow whose scope looks like a message's scope.
+
+    An application with tasks of its own may use ``workflow(f"task:{task.pk}")``.
+    """
 
     @app.task(base=WorkflowTask, bind=True, name="close")
     def close(self):
@@ -110,13 +115,16 @@ def test_exit_codes(app, arguments, code):
     assert run(app, *arguments).exit_code == code
 
 
-def test_without_a_store_the_command_says_what_to_set(app):
+def test_no_store(app):
+    """Without a store the command names the setting to set."""
     app.conf.sqs_backoff = {}
     done = run(app, "list", "order:7")
     assert (done.exit_code, "['store']" in done.output) == (safe.USAGE, True)
 
 
-def test_a_store_that_is_away_has_a_code_of_its_own(app, monkeypatch):
+def test_store_away(app, monkeypatch):
+    """The command has an exit code of its own for a store that is away."""
+
     def away(*_):
         raise StoreUnavailable("away")
 
@@ -137,8 +145,11 @@ def test_a_store_that_is_away_has_a_code_of_its_own(app, monkeypatch):
         '{"state": "done", "steps": {}, "result": 5}',
     ],
 )
-def test_a_planted_record_is_shown_as_rejected(app, planted):
-    """Where records are not signed, anybody who can write to the store may have written it."""
+def test_planted_record(app, planted):
+    """``show`` marks a planted record as rejected.
+
+    Anyone who can write to the store may have written it if records are not signed.
+    """
     records = records_of(app)
     for kind in ("guard", "scope"):
         key = records.key(kind, "order:8")
@@ -150,8 +161,11 @@ def test_a_planted_record_is_shown_as_rejected(app, planted):
     assert run(app, "free", "order:8", "--kind", "workflow", "--yes").exit_code == safe.DONE
 
 
-def test_a_freed_workflow_that_was_taken_back_begins_anew(app):
-    """Its steps were recorded as done: the message ended well, and nothing had been done."""
+def test_free_undone_workflow(app):
+    """A freed workflow that was undone starts anew, with new idempotency keys.
+
+    Its steps were still recorded as done, so the message succeeded without doing anything.
+    """
     app.conf.task_always_eager = True
     done = []
 
@@ -187,8 +201,11 @@ def test_a_freed_workflow_that_was_taken_back_begins_anew(app):
     assert len(done) == 2
 
 
-def test_what_was_not_taken_back_is_not_done_again_in_a_freed_workflow(app):
-    """It has no undo. It was done a second time, under a new key."""
+def test_free_keeps_standing_step(app):
+    """``free`` keeps the record of a step that was not undone.
+
+    The step has no undo. It ran a second time, under a new key.
+    """
     app.conf.task_always_eager = True
     done = []
 
@@ -214,7 +231,8 @@ def test_what_was_not_taken_back_is_not_done_again_in_a_freed_workflow(app):
     assert len({account, release, released_again}) == 3
 
 
-def test_who_frees_a_workflow_that_is_closing_is_told_so(app):
+def test_free_closing_workflow(app):
+    """``free`` warns the user if the workflow is closing."""
     Document(records_of(app), "scope", "order:7").update(lambda _: {"state": CLOSING})
     freed = run(app, "free", "order:7", "--kind", "workflow", answer="n")
     assert "celery_sqs_backoff.take_back" in freed.stderr

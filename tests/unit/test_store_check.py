@@ -34,8 +34,11 @@ def app(monkeypatch):
     app.close()
 
 
-def test_a_store_that_is_away_lets_the_worker_start(app, monkeypatch, caplog):
-    """It is looked at again, and the log says when it answers."""
+def test_store_away(app, monkeypatch, caplog):
+    """A store that is away does not keep the worker from starting.
+
+    The worker asks it again, and logs when it answers.
+    """
 
     @app.task(shared=False, base=SQSBackoffTask, name="mail", lazy=False)
     def mail(): ...
@@ -58,7 +61,8 @@ def test_a_store_that_is_away_lets_the_worker_start(app, monkeypatch, caplog):
     assert "secret" not in caplog.text
 
 
-def test_a_store_in_memory_is_refused_in_a_prefork_worker(app):
+def test_memory_store_in_prefork(app):
+    """A prefork worker refuses a store in memory."""
     for store in ("memory://", MemoryStore()):
         app.conf.sqs_backoff = {"store": store}
         with pytest.raises(ImproperlyConfigured, match="prefork"):
@@ -82,8 +86,11 @@ def test_bad_settings_are_refused(app, settings, why):
         check_offline(app)
 
 
-def test_two_environments_cannot_meet_silently():
-    """An app without a name of its own, on a shared store."""
+def test_namespace_needed():
+    """An app without a name needs a namespace on a shared store.
+
+    Otherwise two environments could silently share records.
+    """
     app = Celery(broker="memory://", set_as_current=False)
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0"}
     with pytest.raises(ImproperlyConfigured, match="namespace"):
@@ -94,8 +101,11 @@ def test_two_environments_cannot_meet_silently():
     check_offline(app)
 
 
-def test_a_workflow_on_a_shared_store_needs_a_secret(app):
-    """Else each of its messages would be a dead letter."""
+def test_workflow_needs_secret(app):
+    """An app with a workflow needs a secret on a shared store.
+
+    Otherwise each message of the workflow would be a dead letter.
+    """
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0"}
     check_offline(app)
 
@@ -108,7 +118,8 @@ def test_a_workflow_on_a_shared_store_needs_a_secret(app):
     check_offline(app)
 
 
-def test_unsigned_records_on_a_shared_store_are_warned_of(app):
+def test_unsigned_records(app):
+    """The check warns of unsigned records on a shared store."""
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0"}
     assert "secret" in str(forgery_of(app))
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0", "secret": "s"}
@@ -117,13 +128,17 @@ def test_unsigned_records_on_a_shared_store_are_warned_of(app):
     assert forgery_of(app) is None
 
 
-def test_an_app_without_a_store_has_nothing_to_check(app):
+def test_no_store(app):
+    """An app without a store has nothing to check."""
     check_by_asking(app)
 
 
 @pytest.mark.parametrize("denied", ["add", "get", "replace", "delete"])
-def test_a_store_that_lacks_one_right_of_those_that_runs_need_is_refused(app, denied):
-    """Such as UPDATE on the table, or dynamodb:GetItem: every run would fail."""
+def test_missing_right(app, denied):
+    """The worker refuses to start if the store lacks a right that runs need.
+
+    Without UPDATE on the table, or dynamodb:GetItem, every run would fail.
+    """
 
     class Limited(MemoryStore):
         def __getattribute__(self, name):
@@ -153,8 +168,11 @@ class OneWay(Cipher):
 
 
 @pytest.mark.parametrize("cipher", [Cipher, OneWay()], ids=["a class", "one way"])
-def test_a_cipher_that_does_not_work_is_refused_at_the_start(app, cipher):
-    """Each step would be done, and then not recorded."""
+def test_broken_cipher(app, cipher):
+    """The worker refuses to start with a cipher that cannot decrypt its own text.
+
+    Each step would run, and then not be recorded.
+    """
     app.conf.sqs_backoff = {"store": MemoryStore(), "encrypt": Cipher()}
     check_by_asking(app)
     app.conf.sqs_backoff = {"store": MemoryStore(), "encrypt": cipher}
@@ -166,7 +184,8 @@ def test_a_cipher_that_does_not_work_is_refused_at_the_start(app, cipher):
 @pytest.mark.parametrize(
     "option", ["socket_timeout=-1", "socket_keepalive=1&socket_keepalive_options=x"]
 )
-def test_an_option_that_only_connecting_shows_to_be_wrong_is_refused_at_the_start(app, option):
+def test_invalid_redis_option(app, option):
+    """The worker refuses to start with an option that only a connection shows to be invalid."""
     app.conf.sqs_backoff = {
         "store": f"redis://127.0.0.1:6379?{option}",
         "namespace": "shop",
@@ -176,11 +195,13 @@ def test_an_option_that_only_connecting_shows_to_be_wrong_is_refused_at_the_star
         check_by_asking(app)
 
 
-def test_a_pool_process_leaves_the_main_processs_database_pools_alone(app, monkeypatch):
-    """Two processes on one connection: their tasks failed by ``ProgrammingError``, or hung.
+def test_fork_keeps_database_pools(app, monkeypatch):
+    """A pool process leaves the main process's database pools alone.
 
+    Two processes shared one connection, so their tasks failed by ``ProgrammingError``, or hung.
     Celery closes the pools that a process has inherited, and with them the main process's
-    connections: they are gone before any receiver of ``worker_process_init`` is called.
+    connections. The pools are therefore gone before any receiver of ``worker_process_init`` is
+    called.
     """
     from django.db.backends.postgresql.base import DatabaseWrapper
 

@@ -25,14 +25,16 @@ def fields_of(records: Records) -> dict[str, Any]:
     return there.fields
 
 
-def test_two_environments_on_one_store_do_not_meet(store):
+def test_namespaces(store):
+    """Two environments on one store do not share records."""
     staging, production = (Records(store, namespace=f"shop-{n}") for n in ("staging", "production"))
     assert staging.add("guard", "a", {"n": 1}, 60).is_new
     assert production.add("guard", "a", {"n": 2}, 60).is_new
     assert fields_of(staging) == {"n": 1}
 
 
-def test_only_the_record_that_was_read_is_replaced_or_deleted(store):
+def test_compare_and_set(store):
+    """Records replace or delete a record only in the version that was read."""
     records = Records(store, secrets=["one"])
     first = records.add("guard", "a", {"n": 1}, 60)
     assert not records.add("guard", "a", {"n": 2}, 60).is_new
@@ -45,7 +47,8 @@ def test_only_the_record_that_was_read_is_replaced_or_deleted(store):
 
 
 @pytest.mark.parametrize("planted", ["made up", 's0::{"state": "done"}', "s1:00:{}", ""])
-def test_a_record_that_somebody_else_wrote_is_rejected(store, planted):
+def test_planted_record(store, planted):
+    """A record that another writer planted is rejected."""
     records = Records(store, namespace="shop", secrets=["one"])
     ours = records.add("guard", "a", {"n": 1}, 60)
     store.replace(ours.key, ours.raw, planted, 60)
@@ -56,7 +59,8 @@ def test_a_record_that_somebody_else_wrote_is_rejected(store, planted):
     assert records.replace(ours, {"n": 2}) is None
 
 
-def test_a_record_moved_to_another_key_is_rejected(store):
+def test_moved_record(store):
+    """A record that was moved to another key is rejected."""
     records = Records(store, secrets=["one"])
     ours = records.add("guard", "a", {"n": 1}, 60)
     store.add(records.key("guard", "b"), ours.raw, 60)
@@ -77,7 +81,8 @@ def test_a_secret_can_be_changed(store):
     assert both.digest("message", "a", "id") == Records(store).digest("message", "a", "id")
 
 
-def test_the_store_shows_no_record_that_is_encrypted(store):
+def test_encrypted_record(store):
+    """The store shows nothing of an encrypted record."""
     cipher = Fernet(Fernet.generate_key())
     records = Records(store, namespace="shop", secrets=["one"], cipher=cipher)
     message = records.digest("message", "mail", "task-id")
@@ -87,7 +92,8 @@ def test_the_store_shows_no_record_that_is_encrypted(store):
     assert enter(records, "mail:alice", message, "again", 60).result == "DE89 3704"
 
 
-def test_encryption_can_be_switched_on_and_not_off(store):
+def test_switch_encryption(store):
+    """Encryption can be switched on, but not off."""
     plain, sealed = Records(store), Records(store, cipher=Fernet(Fernet.generate_key()))
     record = plain.add("guard", "a", {"n": 1}, 60)
     assert fields_of(sealed) == {"n": 1}
@@ -96,8 +102,11 @@ def test_encryption_can_be_switched_on_and_not_off(store):
         plain.get("guard", "a")
 
 
-def test_a_write_whose_answer_was_lost_is_found_to_be_done(store):
-    """A client library may send a call twice."""
+def test_repeated_write(store):
+    """A repeated write succeeds if its first answer was lost.
+
+    A client library may send a call twice.
+    """
     records = Records(store)
     record = records.add("guard", "a", {"n": 1}, 60)
     assert records.replace(record, {"n": 2}) is not None
@@ -106,7 +115,8 @@ def test_a_write_whose_answer_was_lost_is_found_to_be_done(store):
 
 
 @pytest.mark.parametrize("planted", ["[1]", "5", "{", "e1:x"])
-def test_a_record_that_is_no_json_of_ours_is_rejected(store, planted):
+def test_invalid_json(store, planted):
+    """A record that is not JSON of ours is rejected."""
     records = Records(store)
     store.add(records.key("guard", "a"), f"s0::{planted}", 60)
     with pytest.raises(RecordRejected):
