@@ -117,21 +117,24 @@ def test_retry_after_is_a_floor(call, provider):
     assert sdk_errors()(raised(call, provider.url)) == Verdict(RETRYABLE, retry_after=11)
 
 
-def test_twilio_s_error_has_no_headers_and_so_no_floor(provider):
+def test_twilio_without_headers(provider):
+    """Twilio's error has no headers, so its retry has no least delay."""
     provider.behave = answer(429, b"{}", Retry_After="11")
     exc = raised(by_twilio, provider.url)
     assert isinstance(exc, TwilioRestException)
     assert sdk_errors()(exc) == Verdict(RETRYABLE, 0)
 
 
-def test_stripe_wraps_a_connection_that_was_refused():
+def test_stripe_refused_connection():
+    """A refused connection that Stripe wraps gives RETRYABLE."""
     exc = raised(by_stripe, f"http://{nobody()}")
     assert isinstance(exc, stripe.APIConnectionError)
     assert outcomes(exc, sdk_errors) == (RETRYABLE, RETRYABLE)
 
 
 @pytest.mark.parametrize("behaviour", [reset, close, hang], ids=lambda b: b.__name__)
-def test_stripe_wraps_an_answer_that_did_not_come(provider, behaviour):
+def test_stripe_lost_answer(provider, behaviour):
+    """A lost answer that Stripe wraps is in doubt."""
     provider.behave = behaviour
     exc = raised(by_stripe, provider.url)
     assert isinstance(exc, stripe.APIConnectionError)
@@ -144,7 +147,8 @@ def test_stripe_wraps_an_answer_that_did_not_come(provider, behaviour):
     [(by_sendgrid, urllib_errors), (by_twilio, requests_errors)],
     ids=["sendgrid", "twilio"],
 )
-def test_others_let_their_library_s_errors_through(call, errors, provider):
+def test_error_passed_through(call, errors, provider):
+    """An SDK that passes on its library's errors needs that library's classifier."""
     refused = raised(call, f"http://{nobody()}")
     provider.behave = reset
     cut = raised(call, provider.url)
@@ -154,8 +158,11 @@ def test_others_let_their_library_s_errors_through(call, errors, provider):
     assert outcomes(cut, errors) == (UNKNOWN, REPEATED)
 
 
-def test_an_error_of_our_own_around_a_library_s_is_not_ours():
-    """It may have been raised after the work was done; only the SDK's own wrapping counts."""
+def test_error_around_library_error():
+    """A library's error that the task wrapped itself is not classified.
+
+    It may have been raised after the work was done, so only the SDK's own wrapping counts.
+    """
 
     def call(url):
         try:
@@ -166,8 +173,11 @@ def test_an_error_of_our_own_around_a_library_s_is_not_ours():
     assert outcomes(raised(call, f"http://{nobody()}"), known_errors) == (None, None)
 
 
-def test_a_refused_connection_after_a_retry_of_stripes_own_is_in_doubt(provider):
-    """The first attempt has reached the provider, and the second nobody: it has died since."""
+def test_stripe_refused_after_retry(provider):
+    """A refused connection after a retry by Stripe is in doubt.
+
+    The first attempt has reached the provider, which died before the second one.
+    """
     with http_faults() as dying:
         client = stripe.StripeClient(
             "sk_test_nothing",
@@ -183,8 +193,11 @@ def test_a_refused_connection_after_a_retry_of_stripes_own_is_in_doubt(provider)
     assert outcomes(exc, known_errors) == (UNKNOWN, REPEATED)
 
 
-def test_stripes_key_that_was_used_for_another_request_is_in_doubt(provider):
-    """That other request may have charged; and no later attempt will get another answer."""
+def test_stripe_reused_key(provider):
+    """A Stripe key that was used for another request is in doubt.
+
+    That request may have charged, and no later attempt will get another answer.
+    """
     provider.behave = answer(400, b'{"error": {"type": "idempotency_error", "message": "no"}}')
     exc = raised(by_stripe, provider.url)
     assert isinstance(exc, stripe.IdempotencyError)

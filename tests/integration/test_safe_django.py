@@ -69,7 +69,8 @@ def asked(app: Any) -> list[tuple[str, str]]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_store_that_cannot_work_is_an_error_by_name(app, settings, why):
+def test_invalid_store(app, settings, why):
+    """Django's system check reports a store that cannot work, without its password."""
     app.conf.sqs_backoff = settings
     [error] = of_store(checks.check_app)
     assert error.id == "celery_sqs_backoff.E023"
@@ -77,8 +78,12 @@ def test_a_store_that_cannot_work_is_an_error_by_name(app, settings, why):
     assert "hunter2" not in error.msg
 
 
-def test_a_store_whose_library_is_missing_here_stops_no_migration(app, monkeypatch):
-    """``migrate`` runs the checks, in an image that has not all that workers have."""
+def test_missing_library(app, monkeypatch):
+    """Django's system check passes if the store's library is missing in this image.
+
+    ``migrate`` runs the checks, in an image that may lack libraries that workers have. The doctor
+    reports it.
+    """
     monkeypatch.setitem(sys.modules, "redis", None)
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:1/9"}  # of which no store is open yet
     assert of_store(checks.check_app) == []
@@ -87,7 +92,8 @@ def test_a_store_whose_library_is_missing_here_stops_no_migration(app, monkeypat
     assert "redis is not installed" in why
 
 
-def test_an_app_that_is_not_installed_is_an_error(app, alias, monkeypatch):
+def test_app_not_installed(app, alias, monkeypatch):
+    """Django's system check reports a store whose app is not in INSTALLED_APPS."""
     from django.apps import apps
 
     monkeypatch.setattr(apps, "is_installed", lambda name: False)
@@ -96,8 +102,12 @@ def test_an_app_that_is_not_installed_is_an_error(app, alias, monkeypatch):
     assert "INSTALLED_APPS" in error.msg
 
 
-def test_the_check_at_a_workers_start_leaves_no_connection_to_its_processes(app, alias):
-    """Forked with it, they read each other's answers: locks were lost, and records rejected."""
+def test_check_leaves_no_connection(app, alias):
+    """The check at a worker's start leaves no connection to the worker's processes.
+
+    Processes that were forked with one read each other's answers, so locks were lost and records
+    rejected.
+    """
     from django.db import connections
 
     project.migrate(alias)
@@ -112,7 +122,8 @@ def test_the_check_at_a_workers_start_leaves_no_connection_to_its_processes(app,
     assert connections[alias].connection is None
 
 
-def test_a_store_that_does_not_answer_or_has_no_table_is_found_by_asking(app, alias):
+def test_store_asked(app, alias):
+    """The doctor finds a store that does not answer or has no table by asking it."""
     app.conf.sqs_backoff = {"store": f"django://{alias}"}
     assert of_store(checks.check_app) == []
     [(rule, why)] = asked(app)
@@ -126,8 +137,11 @@ def test_a_store_that_does_not_answer_or_has_no_table_is_found_by_asking(app, al
     assert "hunter2" not in why
 
 
-def test_a_shared_store_without_signatures_is_warned_of(app, alias):
-    """A project without a SECRET_KEY, and without a secret of ours."""
+def test_unsigned_records(app, alias):
+    """The doctor warns of a shared store without signatures.
+
+    The project has no SECRET_KEY and no ``secret`` of its own.
+    """
     from django.test import override_settings
 
     project.migrate(alias)
@@ -139,8 +153,11 @@ def test_a_shared_store_without_signatures_is_warned_of(app, alias):
         assert asked(app) == []
 
 
-def test_keys_in_bytes_sign_and_an_empty_one_verifies_nothing(app, alias):
-    """As Django takes them; the empty one is that of a variable which is not set."""
+def test_secret_keys(app, alias):
+    """Keys in bytes sign records, and an empty key verifies none.
+
+    Django accepts keys in bytes. An empty key comes from a variable that is not set.
+    """
     from django.test import override_settings
 
     project.migrate(alias)
@@ -157,8 +174,11 @@ def test_keys_in_bytes_sign_and_an_empty_one_verifies_nothing(app, alias):
             records_of(app).get("guard", "2")
 
 
-def test_the_celery_command_reads_a_store_in_django(tmp_path):
-    """Unlike a worker and ``manage.py``, it has not set Django up, whose secret signs records."""
+def test_celery_command(tmp_path):
+    """The ``celery`` command reads a store in Django.
+
+    Unlike a worker and ``manage.py``, it has not set up Django, whose secret signs the records.
+    """
     (tmp_path / "shop").mkdir()
     database = project.sqlite(tmp_path / "shop.sqlite3")
     for name, text in {
@@ -199,8 +219,11 @@ CELERY_SQS_BACKOFF = {{"store": "django"}}
     assert shown.split() == ["lock", "held", "order:7"]
 
 
-def test_what_has_ended_is_removed_from_the_stores_database(app, alias):
-    """Not from the default one, which would say "0 removed" every night."""
+def test_clear_expired(app, alias):
+    """``sqs_backoff_clear_expired`` removes ended records from the store's own database.
+
+    On the default database it would report "0 removed" every night.
+    """
     from django.core.management import CommandError, call_command
     from django.db import connections
 

@@ -28,8 +28,11 @@ from tests.support.processes import free_port
 from tests.support.redis_server import redis_server
 
 
-def test_after_a_failover_redis_is_asked_where_its_address_leads_now(tmp_path):
-    """The old server is a replica, keeps its connections, and would refuse all writes for good."""
+def test_failover(tmp_path):
+    """After a failover the store reconnects to the server that its address leads to now.
+
+    The old server is a replica, keeps its connections, and would refuse all writes for good.
+    """
     with redis_server(tmp_path / "old") as old, redis_server(tmp_path / "new") as new:
         address = tmp_path / "address"
         address.symlink_to(old)
@@ -42,8 +45,11 @@ def test_after_a_failover_redis_is_asked_where_its_address_leads_now(tmp_path):
         assert redis.Redis(unix_socket_path=str(new)).dbsize() == 1
 
 
-def test_a_connection_that_is_gone_after_a_long_step_does_not_lose_its_record(tmp_path):
-    """As a NAT gateway or load balancer has forgotten it: the next packet gets a reset."""
+def test_lost_connection(tmp_path):
+    """A step is recorded even if its connection is gone after a long run.
+
+    A NAT gateway or load balancer has forgotten it, so the next packet gets a reset.
+    """
     with redis_server(tmp_path / "redis") as socket, _forgetful_gateway(socket) as gateway:
         store = open_store(f"redis://127.0.0.1:{gateway.port}/0")
         assert store.add("step", "in progress", 60) is None
@@ -63,9 +69,8 @@ def test_a_connection_that_is_gone_after_a_long_step_does_not_lose_its_record(tm
     ],
     ids=lambda value: " ".join(value[1::2]) if isinstance(value, tuple) else "",
 )
-def test_a_server_that_drops_records_is_named_at_the_start_and_by_the_doctor(
-    tmp_path, caplog, options, is_named
-):
+def test_evicting_server(tmp_path, caplog, options, is_named):
+    """The worker and the doctor warn of a Redis server that evicts records."""
     app = Celery("evicts", broker="memory://", set_as_current=False)
     with redis_server(tmp_path / "redis", *options) as socket:
         app.conf.sqs_backoff = {"store": f"unix://{socket}", "secret": "secret"}
@@ -77,7 +82,8 @@ def test_a_server_that_drops_records_is_named_at_the_start_and_by_the_doctor(
     assert all(options[3] in text for text in (*said, *(finding.evidence for finding in found)))
 
 
-def test_a_server_that_may_not_be_asked_is_not_named(tmp_path):
+def test_info_denied(tmp_path):
+    """The doctor reports nothing about a server whose settings it may not read."""
     app = Celery("unknown", broker="memory://", set_as_current=False)
     options = ("--maxmemory", "5mb", "--maxmemory-policy", "allkeys-lru")
     with redis_server(tmp_path / "redis", *options) as socket:
@@ -91,7 +97,8 @@ _RIGHTS = "~celery-sqs-backoff:* +select +evalsha +script|load +get +set +del"
 
 
 @pytest.mark.parametrize("denied", ["", "-evalsha", "-@scripting", "-del", "-set", "resetkeys"])
-def test_a_user_who_may_not_do_what_runs_do_is_refused_at_the_start(tmp_path, denied):
+def test_missing_right(tmp_path, denied):
+    """The worker refuses to start if its Redis user lacks a right that runs need."""
     app = Celery("limited", broker="memory://", set_as_current=False)
     with redis_server(tmp_path / "redis") as socket:
         server = redis.Redis(unix_socket_path=str(socket))
@@ -109,7 +116,8 @@ def test_a_user_who_may_not_do_what_runs_do_is_refused_at_the_start(tmp_path, de
         assert slots.take(1).workers == 1
 
 
-def test_a_full_server_refuses_new_records_and_keeps_the_old(tmp_path):
+def test_full_server(tmp_path):
+    """A full server refuses new records and keeps the old ones."""
     with redis_server(tmp_path / "redis", "--maxmemory", "3mb") as socket:
         store = open_store(f"unix://{socket}")
         assert store.add("old", "value", 60) is None
@@ -122,8 +130,11 @@ def test_a_full_server_refuses_new_records_and_keeps_the_old(tmp_path):
 
 
 @pytest.mark.parametrize("why", ["full", "replica"])
-def test_a_server_that_only_answers_reads_is_away(tmp_path, why):
-    """A guarded task is retried, and does not run; a worker starts."""
+def test_read_only_server(tmp_path, why):
+    """A server that answers only reads counts as away.
+
+    A worker starts. A guarded task is retried without a run.
+    """
     app = Celery("refuses", broker="memory://", set_as_current=False)
     app.finalize()
     app.conf.sqs_backoff = {"store": f"unix://{tmp_path}/redis/redis.sock", "secret": "secret"}
@@ -199,8 +210,11 @@ def _refuse_writes(server: redis.Redis, why: str) -> None:
         server.set("filler", "x")
 
 
-def test_a_record_that_is_not_text_is_rejected(tmp_path):
-    """Whoever can write to Redis can write anything."""
+def test_record_not_text(tmp_path):
+    """A record that is not text is rejected.
+
+    A client that can write to Redis can write anything.
+    """
     with redis_server(tmp_path / "redis") as socket:
         store = open_store(f"unix://{socket}")
         store.add("key", "ours", 60)

@@ -110,7 +110,8 @@ def test_a_malformed_error_is_a_result(error, metadata, status):
     assert all(isinstance(result, Failure) for result in all_results(raising(exc)))
 
 
-def test_only_what_is_listed_as_successful_has_succeeded():
+def test_listed_as_successful():
+    """Only entries that SQS lists as successful have succeeded."""
     client = responding({"Successful": [{"Id": "1"}], "Failed": [{"Id": "2", "Code": "A.B"}]})
     not_listed, done, failed = Calls(client, URL).delete(["a", "b", "c"])
     assert not_listed.may_have_been_done
@@ -119,13 +120,15 @@ def test_only_what_is_listed_as_successful_has_succeeded():
 
 
 @pytest.mark.parametrize("response", [{}, {"Successful": []}], ids=["empty", "empty list"])
-def test_a_200_with_an_empty_body_is_no_success(response):
+def test_empty_200(response):
+    """A 200 with an empty body is in doubt."""
     [sent] = Calls(responding(response), URL).send([{"MessageBody": "b"}])
     assert sent.failure.kind is Kind.IN_DOUBT
 
 
 @pytest.mark.parametrize("code", ["ExpiredToken", "SignatureDoesNotMatch", "InvalidClientTokenId"])
-def test_expired_credentials_are_refreshed_and_the_call_is_repeated(code):
+def test_expired_credentials(code):
+    """Expired credentials are refreshed, and the call is repeated."""
     expired = raising(ClientError({"Error": {"Code": code}}, "x"))
     clients = [expired]
     calls = Calls(
@@ -138,7 +141,8 @@ def test_expired_credentials_are_refreshed_and_the_call_is_repeated(code):
     assert len(expired.requests) == 1
 
 
-def test_credentials_that_stay_expired_are_refreshed_once_per_call():
+def test_still_expired():
+    """Credentials that stay expired are refreshed once per call."""
     client, refreshed = raising(RuntimeError("still expired")), []
     calls = Calls(client, URL, refresh=lambda: refreshed.append(1))
     [failure] = calls.delete(["h"])
@@ -155,7 +159,8 @@ def test_a_refresh_that_fails_is_a_result():
     assert (failure.kind, failure.code) == (Kind.CREDENTIALS, "OSError")
 
 
-def test_a_permission_that_is_missing_is_not_looked_for_in_newer_credentials():
+def test_missing_permission():
+    """A call without the permission for it does not refresh the credentials."""
     refreshed = []
     client = raising(ClientError({"Error": {"Code": "AccessDenied"}}, "x"))
     [failure] = Calls(client, URL, refresh=lambda: refreshed.append(1)).delete(["h"])

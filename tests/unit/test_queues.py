@@ -53,13 +53,15 @@ def test_a_queues_attributes_are_read():
 @pytest.mark.parametrize(
     "redrive", [{}, {"RedrivePolicy": ""}, {"RedrivePolicy": "?"}, {"RedrivePolicy": "[]"}]
 )
-def test_a_queue_without_a_redrive_policy_has_no_dead_letter_queue(redrive):
+def test_no_redrive_policy(redrive):
+    """A queue without a valid redrive policy has no dead-letter queue."""
     queue = read_queue(FakeClient(redrive), URL)
     assert queue.dlq_url is None
     assert queue.max_receive_count is None
 
 
-def test_a_queue_that_may_not_be_read_is_logged_and_taken_for_a_plain_one(caplog):
+def test_read_denied(caplog):
+    """The worker logs a queue that it may not read, and assumes a plain one."""
     assert read_queue(FakeClient(denied()), URL) == Queue(URL)
     assert "sqs:GetQueueAttributes" in caplog.text
 
@@ -67,25 +69,33 @@ def test_a_queue_that_may_not_be_read_is_logged_and_taken_for_a_plain_one(caplog
 @pytest.mark.parametrize(
     "answer", [denied("ExpiredToken"), EndpointConnectionError(endpoint_url="x")]
 )
-def test_a_queue_that_cannot_be_read_now_is_not_taken_for_one_without_dead_letters(answer):
+def test_read_fails(answer):
+    """A queue that cannot be read now does not count as one without dead letters."""
     assert not read_queue(FakeClient(answer), URL).is_read
 
 
-def test_a_queue_that_cannot_be_read_any_more_keeps_what_was_read(caplog):
+def test_read_fails_later(caplog):
+    """A queue that can no longer be read keeps its last attributes."""
     last = Queue(URL, visibility_timeout_seconds=77, dlq_arn=DLQ_ARN)
     for answer in (denied(), denied("ExpiredToken")):
         assert read_queue(FakeClient(answer), URL, last=last) == last
     assert caplog.text == ""
 
 
-def test_a_visibility_timeout_of_zero_is_replaced_at_each_receive():
-    """Each message would be back before its worker has seen it."""
+def test_zero_visibility_timeout():
+    """A visibility timeout of 0 is replaced at each receive.
+
+    Each message would return before its worker has seen it.
+    """
     queue = read_queue(FakeClient({"VisibilityTimeout": "0"}), URL)
     assert queue.visibility_timeout_seconds == 30
 
 
-def test_a_queue_is_not_its_own_dead_letter_queue():
-    """What it would give up would come back at once."""
+def test_own_dead_letter_queue():
+    """A queue is never its own dead-letter queue.
+
+    A message that the worker gives up would return at once.
+    """
     arn = "arn:aws:sqs:us-east-1:123456789012:mail"
     redrive = {"deadLetterTargetArn": arn, "maxReceiveCount": "5"}
     answer = {"QueueArn": arn, "RedrivePolicy": json.dumps(redrive)}

@@ -48,7 +48,8 @@ def test_there_is_one_holder_at_a_time(records, clock):
     lock(records).acquire()
 
 
-def test_a_killed_holder_holds_it_for_its_lease(records, clock):
+def test_killed_holder(records, clock):
+    """A killed holder keeps the lock until its lease ends."""
     lock(records, lease=timedelta(minutes=1)).acquire()
     clock.now += 59
     with pytest.raises(Busy):
@@ -69,7 +70,8 @@ def test_renewing_starts_the_lease_again(records, clock):
         held.renew()
 
 
-def test_a_late_holder_does_not_free_the_next_ones_lock(records, clock, caplog):
+def test_late_holder(records, clock, caplog):
+    """A holder whose lease has ended does not free the next holder's lock."""
     late = lock(records, lease=60).acquire()
     clock.now += 61
     lock(records, lease=60).acquire()
@@ -79,13 +81,15 @@ def test_a_late_holder_does_not_free_the_next_ones_lock(records, clock, caplog):
         lock(records).acquire()
 
 
-def test_a_body_that_is_done_does_not_fail_by_its_release(records, store, caplog):
+def test_release_fails(records, store, caplog):
+    """A block that has succeeded does not fail if its lock cannot be released."""
     with lock(records):
         store.is_away = True
     assert "sqs_backoff.lock_not_released" in caplog.text
 
 
-def test_a_renewal_whose_answer_was_lost_does_not_keep_the_lock(records):
+def test_lost_renewal(records):
+    """A holder releases its lock even if the answer to a renewal was lost."""
     with lock(records) as held:
         record = held._record
         held.renew()
@@ -112,8 +116,11 @@ def app():
 
 @pytest.mark.parametrize("outer", ["exclusive", "workflow"])
 @pytest.mark.parametrize("inner", ["exclusive", "workflow"])
-def test_entering_twice_in_a_run_is_an_error(app, outer, inner):
-    """It would wait for itself. ``exclusive`` and ``workflow`` of a name are one lock."""
+def test_enter_twice(app, outer, inner):
+    """A run that enters one lock twice gets an error.
+
+    It would wait for itself. ``exclusive`` and ``workflow`` of one name share a lock.
+    """
 
     @app.task(base=WorkflowTask, bind=True)
     def work(self):
@@ -141,7 +148,9 @@ def test_w3_two_runs_are_not_in_one_object(app, held, asked):
     assert "Busy" in holder.apply(task_id="A").result
 
 
-def test_a_lock_is_entered_again_after_its_block(app):
+def test_enter_again(app):
+    """A run may enter a lock again after its block."""
+
     @app.task(bind=True)
     def work(self):
         for _ in range(2):

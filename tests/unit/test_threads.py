@@ -18,7 +18,8 @@ def refuse(self: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_a_call_returns_or_raises_as_if_it_were_made_here():
+def test_result_of_call():
+    """A call in another thread returns or raises as a call in this thread does."""
     assert call_in_time(lambda: 7, seconds=10).result() == 7
     with pytest.raises(SystemExit):
         call_in_time(partial(exit, 3), seconds=10).result()
@@ -26,7 +27,8 @@ def test_a_call_returns_or_raises_as_if_it_were_made_here():
         SharedCall(partial(exit, 3)).result(seconds=10)
 
 
-def test_a_call_that_takes_too_long_goes_on_and_holds_up_no_other():
+def test_slow_call():
+    """A call that takes too long continues and delays no other call."""
     goes_on = threading.Event()
     hangs = call_in_time(partial(goes_on.wait, 10), seconds=0.01)
     assert not hangs.done()
@@ -35,7 +37,8 @@ def test_a_call_that_takes_too_long_goes_on_and_holds_up_no_other():
     assert hangs.result(10) is True
 
 
-def test_calls_one_after_the_other_share_a_thread():
+def test_reuse_thread():
+    """Successive calls share a thread."""
     who = {call_in_time(threading.get_ident, seconds=10).result() for _ in range(100)}
     assert len(who) == 1
     assert threading.get_ident() not in who
@@ -50,8 +53,11 @@ def test_a_thread_keeps_no_answer_alive():
     assert answer() is None
 
 
-def test_without_a_thread_left_nothing_is_called(monkeypatch):
-    """It could block for good who has asked for so many seconds at the most."""
+def test_no_thread_left(monkeypatch):
+    """Without a thread left, nothing is called.
+
+    The call could block its caller for good, who has set a limit in seconds.
+    """
     monkeypatch.setattr(threading.Thread, "start", refuse)
     monkeypatch.setattr(threads, "_idle", type(threads._idle)())
     assert start_daemon("sqs-test", lambda: None) is None
@@ -62,7 +68,8 @@ def test_without_a_thread_left_nothing_is_called(monkeypatch):
         SharedCall(lambda: 7).result(seconds=10)
 
 
-def test_a_shared_call_is_made_once_for_all_who_wait_and_anew_when_it_has_ended():
+def test_shared_call():
+    """A shared call runs once for all its waiting callers, and anew after it has ended."""
     made = []
     goes_on, now = threading.Event(), [0.0]
 
@@ -83,7 +90,8 @@ def test_a_shared_call_is_made_once_for_all_who_wait_and_anew_when_it_has_ended(
     assert shared.result(seconds=10) == len(made) > 1
 
 
-def test_a_fork_does_not_wait_for_the_threads_of_its_parent():
+def test_fork():
+    """A forked process does not wait for the threads of its parent."""
     call_in_time(lambda: 7, seconds=10)  # leaves one idle here
     fork = multiprocessing.get_context("fork")
     answers = fork.SimpleQueue()
@@ -97,7 +105,8 @@ def test_a_fork_does_not_wait_for_the_threads_of_its_parent():
     assert answers.get() is True
 
 
-def test_the_clock_goes_on_while_the_machine_sleeps() -> None:
+def test_clock_during_sleep() -> None:
+    """The steady clock advances while the machine sleeps."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         assert threads._CLOCK == time.CLOCK_BOOTTIME
     before = threads.steady_seconds()
