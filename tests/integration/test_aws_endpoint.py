@@ -56,9 +56,8 @@ def refusal(endpoint: str) -> str:
     return str(caught.value)
 
 
-def test_the_proxy_signs_with_the_account_and_deletes_the_queues_of_the_run_alone(
-    owner, monkeypatch, capsys
-):
+def test_sign_and_clean_up(owner, monkeypatch, capsys):
+    """The proxy signs with the account's keys and deletes only the queues of its own run."""
     for name, value in owner.items():
         monkeypatch.setenv(name, value)
     server = owner["AWS_ENDPOINT_URL_SQS"]
@@ -91,7 +90,8 @@ def test_the_proxy_signs_with_the_account_and_deletes_the_queues_of_the_run_alon
         ),
     },
 )
-def test_without_an_account_nothing_is_asked(monkeypatch, env, said):
+def test_no_account(monkeypatch, env, said):
+    """Without an account, no call is made."""
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RuntimeError, match=said):

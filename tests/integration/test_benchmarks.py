@@ -49,14 +49,16 @@ def run_python(*arguments: str) -> str:
         ),
     ],
 )
-def test_each_execution_is_counted_once_and_only_autoretry_sends_copies(expected):
+def test_small_run(expected):
+    """The benchmark counts each execution once, and only autoretry sends copies."""
     if kombu.VERSION[:2] == (5, 5):  # stock workers wait for minutes there, in long polls
         expected = dict(islice(expected.items(), 1))
     output = run_python("-c", SMALL_RUN.format(scenarios=list(expected)))
     assert output.splitlines() == list(expected.values())
 
 
-def test_the_cpu_time_of_a_task_is_measured_beside_a_plain_one():
+def test_overhead():
+    """The overhead benchmark reports the CPU time of a task next to a plain one."""
     output = run_python("-m", "benchmarks.overhead", "--repetitions=1", "--runs=10")
     assert "SQSBackoffTask" in output
     assert "ratio" in output

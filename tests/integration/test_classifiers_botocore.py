@@ -98,14 +98,16 @@ def test_nothing_was_sent(place, url, error):
     assert outcomes(exc) == (RETRYABLE, RETRYABLE)
 
 
-def test_a_server_that_does_not_speak_tls_is_retryable(provider):
+def test_server_without_tls(provider):
+    """A server that does not speak TLS gives RETRYABLE."""
     exc = raised(send, provider.url.replace("http:", "https:"))
     assert isinstance(exc, exceptions.SSLError)
     assert outcomes(exc) == (RETRYABLE, RETRYABLE)
     assert provider.seen == 0
 
 
-def test_a_proxy_that_is_not_there_is_retryable(provider):
+def test_missing_proxy(provider):
+    """A proxy that refuses connections gives RETRYABLE."""
     exc = raised(send, provider.url, proxies={"http": f"http://{nobody()}"})
     assert isinstance(exc, exceptions.ProxyConnectionError)
     assert outcomes(exc) == (RETRYABLE, RETRYABLE)
@@ -119,7 +121,8 @@ def test_no_proper_answer_is_in_doubt(provider, behaviour):
     assert outcomes(exc) == (UNKNOWN, REPEATED)
 
 
-def test_half_of_a_streamed_answer_is_in_doubt(provider):
+def test_half_streamed_answer(provider):
+    """Half of a streamed answer is in doubt."""
     provider.behave = half
     body = SESSION.client("s3", endpoint_url=provider.url).get_object(Bucket="b", Key="k")["Body"]
     with pytest.raises(exceptions.ResponseStreamingError) as caught:
@@ -164,7 +167,8 @@ def test_no_credentials_is_not_processed(provider, monkeypatch):
     assert provider.seen == 0
 
 
-def test_an_illegal_parameter_is_not_processed(provider):
+def test_illegal_parameter(provider):
+    """An illegal parameter gives NOT_PROCESSED."""
     client = SESSION.client("sqs", endpoint_url=provider.url)
     with pytest.raises(exceptions.ParamValidationError) as caught:
         client.send_message(QueueUrl=7)
@@ -172,7 +176,8 @@ def test_an_illegal_parameter_is_not_processed(provider):
     assert provider.seen == 0
 
 
-def test_botocore_has_no_throttling_code_that_we_do_not_know():
+def test_throttling_codes():
+    """The classifier knows all of botocore's throttling codes."""
     known = THROTTLING_CODES | IN_PROGRESS_CODES
     assert known.issuperset(ThrottledRetryableChecker._THROTTLED_ERROR_CODES)
     assert THROTTLING_CODES.issuperset(TransientRetryableChecker._TRANSIENT_ERROR_CODES)

@@ -34,7 +34,8 @@ with silent() as silence, overflowing() as overflow:
         pytest.param("import eventlet; eventlet.monkey_patch()", id="eventlet"),
     ],
 )
-def test_a_failed_connection_is_told_from_a_missing_answer(patch):
+def test_green_threads(patch):
+    """Under green threads the classifiers tell a failed connection from a missing answer."""
     answer = subprocess.run(
         [sys.executable, "-c", patch + PROGRAM],
         cwd=Path(__file__).parents[2],

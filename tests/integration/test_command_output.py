@@ -44,8 +44,11 @@ def run(stdout: int, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_a_full_disk_makes_no_worker_unhealthy(tmp_path):
-    """Whoever keeps what the probe says in a file would restart a worker that is well."""
+def test_full_disk(tmp_path):
+    """``sqs-health`` reports a healthy worker even if the disk is full.
+
+    A probe that writes its output to a file would otherwise restart a healthy worker.
+    """
     heartbeat = tmp_path / "heartbeat"
     heartbeat.touch()
     with full_disk() as stdout:

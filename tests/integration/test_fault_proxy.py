@@ -56,7 +56,8 @@ def size(sqs: SQSClient, queue: LocalQueue) -> int:
     )
 
 
-def test_calls_entries_and_messages_are_counted_per_action(proxy, proxied_sqs, queue):
+def test_counts(proxy, proxied_sqs, queue):
+    """The proxy counts calls, entries and messages per action."""
     send(proxied_sqs, queue, 3)
     send(proxied_sqs, queue, 2)
     delete(proxied_sqs, queue, receive(proxied_sqs, queue))
@@ -77,9 +78,8 @@ def test_calls_entries_and_messages_are_counted_per_action(proxy, proxied_sqs, q
         "expired-token": (expired_token(), 403, "ExpiredToken"),
     },
 )
-def test_an_injected_error_reaches_boto3_as_sqs_would_send_it(
-    proxy, proxied_sqs, sqs, queue, fault, status, code
-):
+def test_injected_error(proxy, proxied_sqs, sqs, queue, fault, status, code):
+    """boto3 receives an injected error as SQS would send it."""
     proxy.inject(fault)
     with pytest.raises(ClientError) as caught:
         send(proxied_sqs, queue)
@@ -100,7 +100,8 @@ def test_an_answer_is_lost(proxy, proxied_sqs, sqs, queue, fault, carried_out):
     assert len(receive(proxied_sqs, queue)) == carried_out
 
 
-def test_failed_entries_are_answered_and_not_forwarded(proxy, proxied_sqs, sqs, queue):
+def test_failed_entries(proxy, proxied_sqs, sqs, queue):
+    """The proxy answers failed entries itself and does not forward them."""
     send(sqs, queue, 4)
     messages = receive(sqs, queue)
     proxy.inject(failed_entries(0, 2, actions=("DeleteMessageBatch",), times=1))
@@ -115,9 +116,8 @@ def test_failed_entries_are_answered_and_not_forwarded(proxy, proxied_sqs, sqs, 
     assert proxy.counts()["DeleteMessageBatch"] == Count(calls=1, entries=4, faults=1)
 
 
-def test_an_unreachable_server_refuses_connections_and_comes_back_by_itself(
-    proxy, proxied_sqs, queue
-):
+def test_unreachable(proxy, proxied_sqs, queue):
+    """An unreachable proxy refuses connections and recovers by itself."""
     send(proxied_sqs, queue)  # so that there is a connection to cut
     proxy.unreachable(1)
     with pytest.raises((EndpointConnectionError, ConnectionClosedError)):

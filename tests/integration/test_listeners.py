@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="nee
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "0.0.0.0", "::"])
-def test_a_listener_beyond_loopback_is_found(address):
+def test_beyond_loopback(address):
+    """A listener on an address beyond loopback is found."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     found = address in ("0.0.0.0", "::")
     with socket.create_server((address, 0), family=family) as listener:
@@ -26,8 +27,11 @@ def test_a_listener_beyond_loopback_is_found(address):
         assert port in [port for _, port in listening_on(os.getpid())]
 
 
-def test_the_servers_of_tests_benchmarks_and_demo_listen_on_loopback_only(tmp_path):
-    """ministack opens a port for MQTT on all addresses, unless it is told not to."""
+def test_servers_on_loopback(tmp_path):
+    """The servers of tests, benchmarks and the demo listen on loopback only.
+
+    By default, ministack opens a port for MQTT on all addresses.
+    """
     with ministack() as endpoint, moto(), fault_proxy(endpoint), Programs(tmp_path) as programs:
         SQS(programs, tmp_path)
         started = [*children()]
@@ -36,8 +40,8 @@ def test_the_servers_of_tests_benchmarks_and_demo_listen_on_loopback_only(tmp_pa
         assert [address for pid in started for address in beyond_loopback(pid)] == []
 
 
-def test_what_runs_in_this_process_listens_on_loopback_only(sqs_server):
-    """The fixtures of ``celery_sqs_backoff.testing``."""
+def test_fixtures_on_loopback(sqs_server):
+    """The fixtures of ``celery_sqs_backoff.testing`` listen on loopback only."""
     before = set(beyond_loopback(os.getpid()))
     with running_provider_proxy("http://127.0.0.1:9") as proxy:
         port = int(proxy.url.rsplit(":", 1)[1].strip("/"))

@@ -10,7 +10,8 @@ from celery_sqs_backoff.testing import LocalQueue, on_local_sqs, running_worker
 from tests.support.processes import eventually, free_port
 
 
-def test_polls_and_runs_are_counted_for_one_queue(sqs_server, sqs_queue):
+def test_one_queue_name(sqs_server, sqs_queue):
+    """The metrics count polls and runs under one queue name, also if the queue has an alias."""
     alias = LocalQueue(name="mails", url=sqs_queue.url, arn=sqs_queue.arn, dlq=sqs_queue.dlq)
     app = Celery("aliased", set_as_current=False)
     ran = []

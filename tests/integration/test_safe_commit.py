@@ -24,8 +24,11 @@ def aliases():
         project.close("commits_too")
 
 
-def test_a_step_is_refused_in_a_transaction(aliases):
-    """A rollback would take back what the step did, and not that it is recorded as done."""
+def test_step_in_transaction(aliases):
+    """A step is refused in a transaction.
+
+    A rollback would undo the step's work but not its record.
+    """
     from django.db import transaction
 
     app = Celery("commits", broker="memory://", set_as_current=False)
@@ -50,8 +53,11 @@ def test_a_step_is_refused_in_a_transaction(aliases):
     assert ran == ["confirmed"]
 
 
-def test_with_autocommit_off_steps_are_refused(aliases):
-    """A transaction is as good as always open then."""
+def test_autocommit_off(aliases):
+    """Steps are refused while autocommit is off.
+
+    Django then keeps a transaction open almost all the time.
+    """
     from django.db import transaction
 
     transaction.set_autocommit(False, using=aliases[0])
@@ -63,7 +69,8 @@ def test_with_autocommit_off_steps_are_refused(aliases):
         transaction.set_autocommit(True, using=aliases[0])
 
 
-def test_the_transaction_of_a_django_test_case_does_not_count(aliases):
+def test_django_test_case(aliases):
+    """The transaction of a Django test case does not count."""
     from django.db import transaction
 
     around = transaction.atomic(using=aliases[0])
@@ -74,8 +81,11 @@ def test_the_transaction_of_a_django_test_case_does_not_count(aliases):
             refuse_open_transaction("A step", why="")
 
 
-def test_a_lock_does_not_end_before_the_transaction_that_it_was_taken_in(aliases):
-    """``@transaction.atomic`` on a task: the next holder read the balance of before the commit."""
+def test_lock_in_transaction(aliases):
+    """A lock is refused inside a transaction, because it would end before the commit.
+
+    With ``@transaction.atomic`` on a task, the next holder read the balance from before the commit.
+    """
     from django.db import connections, transaction
 
     store = f"{redis_url()}?client_name={aliases[0]}"

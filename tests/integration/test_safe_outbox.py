@@ -146,8 +146,11 @@ def test_a_call_that_was_left_is_sent_once(mail, broker):
     assert left() == 0
 
 
-def test_a_call_that_was_not_deleted_is_sent_under_the_same_id(mail, broker, caplog):
-    """The caller does not fail, because its data is committed."""
+def test_call_not_deleted(mail, broker, caplog):
+    """A call that could not be deleted after sending is sent again under the same ID.
+
+    The caller does not fail, because its data is committed.
+    """
     from django.db import DatabaseError, connection
 
     def refuse(execute, sql, *arguments):
@@ -182,7 +185,8 @@ def test_of_two_senders_one_sends(mail, broker):
     assert (others, len(broker.sent)) == ([(0, 0), None], 1)
 
 
-def test_a_transaction_longer_than_its_claim_sends_once(mail, broker):
+def test_long_transaction(mail, broker):
+    """A call is sent once even if its transaction is longer than its claim."""
     from django.db import transaction
 
     with transaction.atomic():
@@ -192,8 +196,11 @@ def test_a_transaction_longer_than_its_claim_sends_once(mail, broker):
     assert (len(broker.sent), left()) == (1, 0)
 
 
-def test_a_call_that_cannot_be_sent_holds_up_no_other(mail, broker, caplog):
-    """A release has changed its arguments, say. It goes to the end of the line."""
+def test_unsendable_call(mail, broker, caplog):
+    """A call that cannot be sent delays no other call.
+
+    A release may have changed its arguments. The call goes to the end of the line.
+    """
     write(mail, broker, *[0] * 12, 7)
     send = type(mail).apply_async
 
@@ -228,8 +235,11 @@ def test_arguments_must_be_the_tasks(mail):
     assert left() == 0
 
 
-def test_a_transaction_on_another_database_is_refused(mail, broker, tmp_path):
-    """Its rollback would not take the call back."""
+def test_other_database(mail, broker, tmp_path):
+    """A durable call in a transaction on another database is refused.
+
+    A rollback there would not remove the call.
+    """
     from celery.exceptions import ImproperlyConfigured
     from django.db import transaction
 
@@ -259,8 +269,11 @@ def test_expires_counts_from_the_call(mail, broker):
     assert timedelta(0) <= late < timedelta(seconds=30)
 
 
-def test_a_sender_without_the_task_sends_it_as_the_task_says(mail, broker):
-    """Else it would go to the default queue, where no worker knows it."""
+def test_sender_without_task(mail, broker):
+    """A sender that lacks the task uses the task's own queue and priority.
+
+    Otherwise the call would go to the default queue, where no worker knows the task.
+    """
     mail.queue, mail.priority = "mails", 3
     write(mail, broker, 7)
     sent = []

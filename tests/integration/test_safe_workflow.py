@@ -79,8 +79,11 @@ def run(bank_url: str, customer: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
-def test_w1_a_killed_workflow_is_finished_by_its_next_run(bank_url):
-    """One account, each funding released once, each release in the books."""
+def test_w1_killed(bank_url):
+    """The next run finishes a killed workflow.
+
+    The bank has one account, released each funding once, and has each release in the books.
+    """
     runs = run(bank_url, "killed")
     assert len(runs) > 20
     for one in runs:
@@ -90,8 +93,11 @@ def test_w1_a_killed_workflow_is_finished_by_its_next_run(bank_url):
         assert one["entries"] == ["posted", "posted"], one
 
 
-def test_w2_a_refused_funding_takes_back_what_was_released(bank_url):
-    """Also where the process was killed while it was taken back."""
+def test_w2_refused(bank_url):
+    """A refused funding takes back the releases before it.
+
+    This holds also if the process was killed while it took them back.
+    """
     for one in run(bank_url, "refused"):
         assert one["bank"] == [["account", ""], ["release", "100.00"], ["return", ""]], one
         assert one["entries"] == ["cancelled"], one

@@ -59,8 +59,11 @@ def test_json_is_on_stdout_alone(run):
     assert 500 < shown[0]["messages"] < 700
 
 
-def test_the_options_are_those_of_the_app_or_of_a_task(run):
-    """A task's retry_for of ten minutes does not survive an outage of twenty; the app's does."""
+def test_options(run):
+    """The simulation uses the options of the app or of the named task.
+
+    A task's ``retry_for`` of 10 minutes does not survive an outage of 20 minutes. The app's does.
+    """
     arguments = ("--outage", "20m", "--json")
     app_wide, _ = json.loads(run(*arguments).stdout)["results"]
     own, _ = json.loads(run(*arguments, "--task", "mails.send").stdout)["results"]

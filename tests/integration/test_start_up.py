@@ -56,7 +56,8 @@ def said(sqs_server, sqs_queue_factory, caplog):
 
 
 @pytest.mark.hazard("H3")
-def test_a_queue_that_allows_too_few_receives(said):
+def test_too_few_receives(said):
+    """The worker warns of a queue that allows too few receives for a task's retries."""
     [warning] = said({"max_receive_count": 5})
     assert "maxReceiveCount is 5" in warning
     assert "start_up.mail" in warning

@@ -59,7 +59,8 @@ def sent(spans: InMemorySpanExporter, task: str) -> ReadableSpan:
     return span
 
 
-def test_a_run_says_how_it_ended_and_belongs_to_who_sent_it(spans, sqs_worker, state):
+def test_span_of_run(spans, sqs_worker, state):
+    """A run's span states its outcome and has the sender's span as its parent."""
     with sqs_worker():
         state["flaky"].delay()
         eventually(lambda: len(runs(spans, "traced.flaky")) == 2, timeout=30)
@@ -79,9 +80,8 @@ def test_a_run_says_how_it_ended_and_belongs_to_who_sent_it(spans, sqs_worker, s
         assert "SECRET" not in repr(ours)
 
 
-def test_a_replay_links_to_the_run_that_failed_and_keeps_its_trace(
-    spans, sqs_celery_app, sqs_worker, sqs_queue, sqs_client, state
-):
+def test_link_of_replay(spans, sqs_celery_app, sqs_worker, sqs_queue, sqs_client, state):
+    """A replay's span links to the run that failed and keeps its trace."""
     assert sqs_queue.dlq is not None
     with sqs_worker():
         state["broken"].delay()

@@ -37,12 +37,14 @@ def test_dont_autoretry_for_is_denied():
     ],
     ids=repr,
 )
-def test_the_delays_are_those_of_celery_unless_backoff_says_otherwise(given, policy):
+def test_delays_of_celery(given, policy):
+    """The delays are Celery's own unless the task sets ``backoff``."""
     assert options_of(autoretry_for=(OSError,), **given).backoff == policy
 
 
 @pytest.mark.parametrize("retries", [0, 5, None])
-def test_retry_kwargs_may_bound_the_retries(retries):
+def test_retry_kwargs(retries):
+    """``retry_kwargs`` may limit the retries."""
     given = {"autoretry_for": (OSError,), "retry_kwargs": {"max_retries": retries}}
     assert options_of(**given).max_retries == retries
 
@@ -59,13 +61,17 @@ def test_the_tasks_own_options_come_first():
 
 
 @pytest.mark.parametrize("option", ["retry_backoff", "retry_jitter"])
-def test_autoretry_options_need_autoretry_for(option):
+def test_no_autoretry_for(option):
+    """Options of autoretry have no effect without ``autoretry_for``."""
     assert options_of(**{option: True}).backoff == FullJitter()
 
 
 @pytest.mark.hazard("H1")
-def test_celerys_own_wrapper_is_not_put_around_the_task():
-    """It publishes a copy at each failure: celery/app/autoretry.py."""
+def test_no_celery_wrapper():
+    """The task is not wrapped by Celery's own autoretry.
+
+    The wrapper publishes a copy at each failure, see celery/app/autoretry.py.
+    """
     app = Celery("autoretry", broker="memory://", set_as_current=False)
 
     @app.task(base=SQSBackoffTask, lazy=False, shared=False, autoretry_for=(OSError,), bind=True)

@@ -82,7 +82,7 @@ def test_idempotent_is_a_yes_or_no(factory):
     [ValueError("no"), OSError(), TimeoutError(), ConnectionResetError(), KeyboardInterrupt()],
 )
 def test_foreign_error(factory, exc):
-    """A classifier does not classify an error of another library."""
+    """A classifier does not classify an error that its library did not raise."""
     assert callable(factory)
     assert factory(idempotent=True)(exc) is None
 

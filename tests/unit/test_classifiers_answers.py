@@ -135,7 +135,7 @@ def test_503_with_retry_after():
     ids=["Varnish", "Fastly", "a provider behind Varnish", "Istio"],
 )
 def test_503_of_gateway(headers, meaning):
-    """A gateway's 503 is no refusal, even with ``Retry-After``.
+    """A 503 that a gateway made itself is no refusal, even with ``Retry-After``.
 
     Varnish's own 503 says ``Retry-After: 5``, even after it has passed on a charge.
     """

@@ -57,7 +57,8 @@ def dead_letter(reason, outcome=UNKNOWN):
     ],
     ids=lambda value: value.name if isinstance(value, End) else "",
 )
-def test_an_end_without_a_decision_has_its_own_rule(end, settle):
+def test_end_without_decision(end, settle):
+    """An end without a decision by the process has a rule of its own."""
     assert decide(RunEnd(end), facts()) == settle
 
 
@@ -71,7 +72,8 @@ def test_decision_of_the_process_stands(end):
 
 
 @pytest.mark.parametrize("end", End, ids=lambda end: end.name)
-def test_without_a_place_for_dead_letters_the_message_is_deleted(end):
+def test_no_dead_letter_queue(end):
+    """Without a dead-letter queue, the worker deletes the message that it gives up."""
     kept = decide(RunEnd(end), facts())
     settle = decide(RunEnd(end), facts(keeps_dead_letters=False))
     if isinstance(kept, DeadLetter):
@@ -107,13 +109,15 @@ def test_crashes_end_with_the_crash_budget(end, reason):
     ],
     ids=["max_retries", "retry_for", "too late", "last receive", "retention"],
 )
-def test_the_budgets_hold_for_ends_without_a_decision_too(end, standing, budgets, reason):
+def test_budgets_without_decision(end, standing, budgets, reason):
+    """The budgets apply to ends without a decision too."""
     settle = decide(RunEnd(end), facts(standing=standing, **budgets))
     assert isinstance(settle, DeadLetter)
     assert settle.reason is reason
 
 
-def test_a_crash_comes_back_only_when_the_old_process_is_gone():
+def test_delay_after_crash():
+    """A message returns after a crash only when the old process is gone."""
     assert decide(RunEnd(End.TIME_LIMIT), facts(delay=0.0)) == Hide(2.0, UNKNOWN)
 
 

@@ -28,7 +28,8 @@ def message(*, encode=True, serializer="json", **options):
 
 
 @pytest.mark.parametrize("encode", [True, False], ids=["base64", "plain"])
-def test_a_celery_message_says_its_task_id_and_expiry(encode):
+def test_celery_message(encode):
+    """An envelope shows the task, ID and expiry of a Celery message."""
     envelope = read_envelope(message(encode=encode, expires=3600))
     assert (envelope.task, envelope.id, envelope.is_json) == ("mails.send", "42", True)
     assert envelope.expires is not None
@@ -37,7 +38,8 @@ def test_a_celery_message_says_its_task_id_and_expiry(encode):
     assert envelope.eta is None
 
 
-def test_a_pickled_task_is_shown_as_such_and_never_unpickled(monkeypatch):
+def test_pickled_message(monkeypatch):
+    """A pickled message is shown as such and never unpickled."""
     body = message(serializer="pickle")
     monkeypatch.setattr(pickle, "loads", lambda *_: pytest.fail("unpickled"))
     envelope = read_envelope(body)
@@ -49,8 +51,11 @@ def test_a_pickled_task_is_shown_as_such_and_never_unpickled(monkeypatch):
     assert arguments(body) is None
 
 
-def test_arguments_without_end_are_not_decoded():
-    """One such message ended ``sqs-peek --json --arguments``."""
+def test_deeply_nested_arguments():
+    """Arguments with endless nesting are not decoded.
+
+    One such message ended ``sqs-peek --json --arguments``.
+    """
     deep = "[" * 100_000 + "]" * 100_000
     body = {"content-type": "application/json", "headers": {"task": "a"}, "body": deep}
     assert arguments(json.dumps(body)) is None
@@ -69,7 +74,8 @@ def test_arguments_without_end_are_not_decoded():
         "{" * 9999,
     ],
 )
-def test_anything_else_is_no_celery_message(body):
+def test_foreign_message(body):
+    """Any other body is not a Celery message."""
     assert read_envelope(body) is None
     assert arguments(body) is None
     if not body.startswith('{"headers'):
@@ -78,7 +84,8 @@ def test_anything_else_is_no_celery_message(body):
 
 
 @pytest.mark.parametrize("encode", [True, False], ids=["base64", "plain"])
-def test_headers_are_replaced_and_all_else_stays(encode):
+def test_replace_headers(encode):
+    """Replacing headers keeps the rest of the message."""
     body = message(encode=encode, expires=3600)
     changed = with_headers(body, expires=iso_time(1_000_000_000))
     assert changed.startswith("{") is not encode

@@ -13,7 +13,8 @@ from celery_sqs_backoff.sqs.delivery import Delivery, parse_eta
     "header",
     ["1970-01-01T00:01:40", "1970-01-01T00:01:40Z", "1970-01-01T02:01:40+02:00"],
 )
-def test_an_eta_is_utc_unless_it_says_otherwise(header):
+def test_eta_in_utc(header):
+    """An ETA without a time zone is in UTC."""
     assert parse_eta(header) == 100
 
 
@@ -93,8 +94,12 @@ def test_sqs_delay_seconds(sent, broker, options, own, asked):
     assert sent[0].get("countdown") == options.get("countdown")
 
 
-def test_a_router_is_told_the_task_as_celery_tells_it(sent):
-    """A router that asks it, as for ``delay()``, failed for each call with a countdown."""
+def test_router_gets_task(sent):
+    """A router gets the task as Celery passes it.
+
+    A router that used the task failed for each call with a countdown, as it would not with
+    ``delay()``.
+    """
     mail = a_task()
     type(mail).home = "mail.fifo"
     mail.app.conf.task_routes = (lambda *args, task=None, **kwargs: {"queue": task.home},)

@@ -35,7 +35,9 @@ def finder(queues: dict[str, dict[str, Any]], **options: Any) -> QueueFinder:
     ],
     ids=["role", "no credentials"],
 )
-def test_a_role_that_cannot_be_assumed_is_a_code(raised, code, monkeypatch):
+def test_role_not_assumed(raised, code, monkeypatch):
+    """A role that cannot be assumed gives a failure with a code."""
+
     def token(role, seconds):
         raise raised
 
@@ -47,8 +49,8 @@ def test_a_role_that_cannot_be_assumed_is_a_code(raised, code, monkeypatch):
     assert failure.code == code
 
 
-def test_a_queue_is_looked_for_as_kombu_does():
-    """With the prefix, and without dots."""
+def test_queue_name_of_kombu():
+    """A queue is found under the name that kombu gives it, with its prefix and without dots."""
     found = finder({"prod-mails-eu": {"url": f"{BASE}/x"}}, queue_name_prefix="prod-")
     calls = found.find("mails.eu")
     assert isinstance(calls, Calls)

@@ -30,7 +30,8 @@ class Unpicklable(Exception):
 
 
 @pytest.mark.hazard("H6")
-def test_a_retry_keeps_its_delay_and_its_cause():
+def test_pickled_retry():
+    """A pickled retry keeps its delay and its cause."""
     retry = pickle.loads(pickle.dumps(BackoffRetry(exc=OSError("down"), when=7)))
     assert type(retry) is BackoffRetry
     assert retry.when == 7
@@ -48,7 +49,8 @@ def test_the_delivery_travels():
     assert pickle.loads(pickle.dumps(DELIVERY)) == DELIVERY
 
 
-def test_the_report_travels_beside_the_failure():
+def test_report_with_failure():
+    """A report is pickled together with its failure."""
     exc = OSError("down")
     error = ErrorText(exception_type="builtins.OSError", exception_message="down")
     report = Report(
@@ -59,7 +61,8 @@ def test_the_report_travels_beside_the_failure():
 
 
 @pytest.mark.parametrize("exc_info", [object(), type("Forged", (), {"sqs_report": "done"})()])
-def test_a_failure_that_did_not_pass_through_the_task_has_no_report(exc_info):
+def test_failure_outside_task(exc_info):
+    """A failure that did not pass through the task has no report."""
     assert report_of(exc_info) is None
 
 
@@ -88,6 +91,7 @@ def test_run_of_a_request(run, facts, is_own):
 
 
 @pytest.mark.parametrize("is_named", [False, True])
-def test_the_word_says_whether_the_task_has_named_the_delay(is_named):
+def test_named_delay(is_named):
+    """The end of a run tells whether the task has named the delay of its retry."""
     ended = read_end(BackoffRetry(when=7), is_named=is_named)
     assert ended == RunEnd(End.RETRY_ASKED, Hide(7, is_named=is_named))

@@ -26,7 +26,8 @@ def in_thread(call: Any) -> threading.Thread:
     return thread
 
 
-def test_a_fork_waits_for_a_handshake_and_lets_none_begin_meanwhile():
+def test_fork_waits():
+    """A fork waits for a running handshake and lets no other handshake begin meanwhile."""
     handshakes, order = Handshakes(), []
     first = handshakes.begin()
 
@@ -51,8 +52,11 @@ def test_a_fork_waits_for_a_handshake_and_lets_none_begin_meanwhile():
     assert order == ["fork", "second handshake"]
 
 
-def test_a_handshake_that_hangs_holds_up_one_fork_only(monkeypatch):
-    """STS may be silent for minutes, in which a pool may replace its processes many times."""
+def test_hanging_handshake(monkeypatch):
+    """A handshake that hangs delays one fork only.
+
+    STS may be silent for minutes, in which a pool may replace its processes many times.
+    """
     monkeypatch.setattr(module, "_LONGEST_WAIT_SECONDS", 0.2)
     handshakes = Handshakes()
     handshakes.begin()
@@ -77,7 +81,8 @@ def test_a_clients_connections_are_noted(monkeypatch):
     assert seen == ["begin", "end"]
 
 
-def test_forks_of_a_process_are_guarded_once():
+def test_guard_forks_twice():
+    """Guarding a process's forks twice guards them once."""
     code = (
         "import os, time, threading\n"
         "from celery_sqs_backoff.sqs.handshakes import guard_forks, handshakes\n"

@@ -116,7 +116,7 @@ def test_invalid_key(key):
 
 @pytest.mark.parametrize("customer", [None, ""])
 def test_empty_argument(customer):
-    """A guard refuses a key made from an empty or unspecific argument.
+    """A guard refuses to make a key from an empty argument.
 
     All such mails would share one guard.
     """

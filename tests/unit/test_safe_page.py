@@ -69,7 +69,8 @@ def test_one_mail_per_customer_and_hour(page):
 
 
 @pytest.mark.parametrize("page", ["run-twice.md"], indirect=True)
-def test_a_charge_in_doubt_is_repeated_under_the_same_key(page, provider):
+def test_charge_once(page, provider):
+    """The page's task repeats a charge in doubt under the same key."""
     charge = page["charge_once"]
     provider.loses_answers = 1
     assert charge.apply((9, 100), task_id="1").state == "FAILURE"  # eagerly, no retry
@@ -80,7 +81,8 @@ def test_a_charge_in_doubt_is_repeated_under_the_same_key(page, provider):
 
 
 @pytest.mark.parametrize("page", ["workflows.md"], indirect=True)
-def test_several_calls_are_confirmed_or_taken_back(page, provider, monkeypatch):
+def test_open_account(page, provider, monkeypatch):
+    """The page's workflow confirms its calls, or takes them back."""
     confirmed = []
     taken_back = []
     page["post_entry"].run = lambda released: confirmed.append(released)

@@ -66,7 +66,8 @@ def alert(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("behave", [no_tls, hangs_up, alert], ids=lambda b: b.__name__)
-def test_a_tls_handshake_that_fails_has_sent_nothing(behave):
+def test_failed_handshake(behave):
+    """A call whose TLS handshake fails was not sent."""
     with serving(behave) as url:
         found = failure(url)
     assert found.kind is Kind.UNREACHABLE, found
@@ -82,8 +83,11 @@ def test_a_tls_handshake_that_fails_has_sent_nothing(behave):
     ],
     ids=lambda body: repr(body[:16]),
 )
-def test_a_response_that_makes_no_sense_leaves_the_call_in_doubt(body):
-    """SQS may have done it, and a proxy has garbled what it said."""
+def test_garbled_response(body):
+    """A garbled response leaves the call in doubt.
+
+    SQS may have carried it out, and a proxy may have garbled its response.
+    """
 
     def behave(connection):
         connection.recv(65_536)
@@ -105,7 +109,8 @@ def authority(tmp_path_factory):
     return context, str(path)
 
 
-def test_a_certificate_that_is_not_trusted_has_sent_nothing(authority):
+def test_untrusted_certificate(authority):
+    """A call to a server with an untrusted certificate was not sent."""
     context, _ = authority
 
     def behave(connection):
@@ -116,8 +121,11 @@ def test_a_certificate_that_is_not_trusted_has_sent_nothing(authority):
         assert failure(url, ca=True).kind is Kind.UNREACHABLE
 
 
-def test_tls_that_breaks_behind_the_request_leaves_it_in_doubt(authority):
-    """The same class of error, but SQS may have the message."""
+def test_tls_breaks_after_request(authority):
+    """A TLS error after the request leaves the call in doubt.
+
+    The class of the error is the same, but SQS may have the message.
+    """
     context, ca = authority
     seen = []
 
@@ -147,8 +155,11 @@ def test_tls_that_breaks_behind_the_request_leaves_it_in_doubt(authority):
         ("KmsThrottled", "KMS.ThrottlingException", Kind.THROTTLED),
     ],
 )
-def test_sqs_names_the_errors_of_a_key_as_its_older_protocol_does(shape, code, kind):
-    """botocore takes the code from the header, not from the body."""
+def test_legacy_error_code(shape, code, kind):
+    """An error has the code that SQS's older protocol gives it.
+
+    botocore takes the code from the header, not from the body.
+    """
     body = f'{{"__type":"com.amazonaws.sqs#{shape}","message":"m"}}'.encode()
     head = f"HTTP/1.1 400 Bad Request\r\nx-amzn-query-error: {code};Sender\r\n"
 

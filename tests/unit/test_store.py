@@ -55,7 +55,8 @@ def test_one_url_is_one_store():
     assert open_store("memory://a") is not open_store("memory://b")
 
 
-def test_keys_are_hashed_and_never_ambiguous():
+def test_hashed_keys():
+    """Keys are hashed and never ambiguous."""
     records = Records(MemoryStore(), namespace="a:b")
     names = ["x" * 300, "x" * 301, "cus_A", "cus_a", "b:c", "é", "\ud800"]
     keys = {records.key("step", name) for name in names} | {

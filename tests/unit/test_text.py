@@ -19,7 +19,8 @@ from celery_sqs_backoff.text import error_site, printable
         ("\ud800", r"\ud800"),
     ],
 )
-def test_a_text_stays_on_its_line_and_reads_as_it_is_written(text, shown):
+def test_printable(text, shown):
+    """A printed text stays on one line and shows its characters in their written order."""
     assert printable(text) == shown
 
 
@@ -29,7 +30,8 @@ def test_a_long_text_is_cut():
     assert printable("x" * 11, limit=10) == "x" * 10 + "..."
 
 
-def test_escapes_do_not_make_a_text_longer_than_its_limit():
+def test_limit_with_escapes():
+    """Escapes do not make a text longer than its limit."""
     assert printable("\U000e0001" * 500, limit=20) == r"\U000e0001\U000e0001" + "..."
 
 
@@ -47,11 +49,14 @@ def test_escapes_do_not_make_a_text_longer_than_its_limit():
     ],
     ids=type,
 )
-def test_of_what_is_no_text_nothing_is_shown_that_could_be_big_or_private(value, shown):
+def test_not_text(value, shown):
+    """A value that is no text is shown without content that could be big or private."""
     assert printable(value) == shown
 
 
-def test_an_error_is_named_with_its_place_but_without_any_text():
+def test_error_site():
+    """An error is named with its place, but without any of its text."""
+
     def undo():
         try:
             raise ValueError("card 4111")

@@ -74,7 +74,8 @@ def test_a_span_says_how_the_run_ended(provider, ended, attributes, events):
     assert span.links == ()
 
 
-def test_a_replay_links_to_the_run_that_failed(provider):
+def test_link_of_replay(provider):
+    """A replay's span links to the run that failed."""
     [link] = span_of(provider, replay_of=TRACE).links
     assert (link.context.trace_id, link.context.span_id) == (7, 8)
     assert link.context.is_remote
@@ -98,7 +99,9 @@ def test_forged_trace_mark_makes_no_link(provider, mark):
     assert span_of(provider, replay_of=replay_of(message)).links == ()
 
 
-def test_a_tracing_library_that_raises_fails_no_task(monkeypatch):
+def test_broken_tracing(monkeypatch):
+    """A tracing library that raises does not fail the task."""
+
     class Broken:
         @staticmethod
         def get_current_span():
@@ -108,7 +111,8 @@ def test_a_tracing_library_that_raises_fails_no_task(monkeypatch):
     assert note_end(RETURNED, Delivery("m", "url", 0.0), attempt=1) is None
 
 
-def test_without_opentelemetry_it_is_not_imported():
+def test_no_opentelemetry():
+    """The worker does not import OpenTelemetry by itself."""
     code = (
         "import sys; from celery_sqs_backoff.task.tracing import note_end;"
         "assert note_end(None, None, attempt=1) is None; assert 'opentelemetry' not in sys.modules"

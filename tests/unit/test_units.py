@@ -16,7 +16,8 @@ def test_rates_are_read_as_celery_does(text, per_second):
 
 
 @pytest.mark.parametrize("text", ["0/s", "-1/s", "10/d", "fast", "", "/s", float("inf"), 0, "nan"])
-def test_other_rates_are_refused_with_what_is_legal(text):
+def test_invalid_rate(text):
+    """An invalid rate is refused with a legal example."""
     with pytest.raises(ValueError, match=r"invalid rate .*10/s"):
         parse_rate(text)
 
@@ -41,7 +42,8 @@ def test_durations(value, seconds):
 
 
 @pytest.mark.parametrize("value", ["", "m", "10 minutes", "10x", "-5m", "5m!"])
-def test_other_durations_are_refused_by_name(value):
+def test_invalid_duration(value):
+    """An invalid duration is refused with the name of its option."""
     with pytest.raises(ValueError, match="invalid ramp"):
         parse_duration(value, "ramp")
 
@@ -50,7 +52,8 @@ def test_other_durations_are_refused_by_name(value):
     ("seconds", "text"),
     [(0, "0 s"), (61, "1 min 1 s"), (183_600, "2 d 3 h"), (3600, "1 h"), (-5, "0 s")],
 )
-def test_durations_are_spelled_in_two_units(seconds, text):
+def test_spell_duration(seconds, text):
+    """A duration is spelled in at most two units."""
     assert spell_duration(seconds) == text
 
 
