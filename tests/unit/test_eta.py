@@ -97,8 +97,7 @@ def test_sqs_delay_seconds(sent, broker, options, own, asked):
 def test_router_gets_task(sent):
     """A router gets the task as Celery passes it.
 
-    A router that used the task failed for each call with a countdown, as it would not with
-    ``delay()``.
+    A router that uses the task, as it can with ``delay()``, failed for each call with a countdown.
     """
     mail = a_task()
     type(mail).home = "mail.fifo"
