@@ -143,7 +143,8 @@ def test_half_streamed_answer(provider):
         "504": (504, "GatewayTimeout", (UNKNOWN, REPEATED)),
     },
 )
-def test_a_code_or_else_the_status_decides(provider, status, code, expected):
+def test_code_or_status(provider, status, code, expected):
+    """The error's code decides the outcome, or else its status."""
     provider.behave = aws_error(status, code)
     exc = raised(send, provider.url)
     assert isinstance(exc, exceptions.ClientError)

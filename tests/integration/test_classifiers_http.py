@@ -278,7 +278,8 @@ def test_no_answer_over_tls_is_in_doubt(call, secure, ca, behaviour):
         (503, (UNKNOWN, REPEATED)),
     ],
 )
-def test_a_status_decides(call, provider, status, expected):
+def test_status(call, provider, status, expected):
+    """The status of the answer decides the outcome."""
     provider.behave = answer(status)
     assert outcomes(call, raised(call, provider.url)) == expected
     assert provider.seen == 1

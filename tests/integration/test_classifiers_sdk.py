@@ -103,7 +103,8 @@ def outcomes(exc: Exception, errors: Callable[..., Classifier]) -> tuple[Outcome
         (503, (UNKNOWN, REPEATED)),
     ],
 )
-def test_a_status_decides(call, provider, status, expected):
+def test_status(call, provider, status, expected):
+    """The status of the SDK's error decides the outcome."""
     provider.behave = answer(status, b'{"error": {"message": "no"}}')
     exc = raised(call, provider.url)
     assert provider.seen == 1

@@ -150,7 +150,8 @@ def outcomes(exc: Exception) -> tuple[Outcome | str | None, ...]:
     return tuple(map(shown, found))
 
 
-def test_a_refused_connection_is_retryable():
+def test_refused_connection():
+    """A refused connection gives RETRYABLE."""
     exc = raised(send, int(nobody().split(":")[1]))
     assert isinstance(exc, ConnectionRefusedError)
     assert outcomes(exc) == (RETRYABLE, RETRYABLE)
@@ -218,7 +219,8 @@ def test_greeting(greeting, error, expected):
         "DATA 554": ({"DATA": "554 spam"}, smtplib.SMTPDataError, NOT_PROCESSED),
     },
 )
-def test_a_reply_decides(provider, port, replies, error, expected):
+def test_reply(provider, port, replies, error, expected):
+    """The server's reply decides the outcome."""
     provider.replies = replies
     exc = raised(send, port, "a@example.com", "b@example.com", login="AUTH" in replies)
     assert isinstance(exc, error)
@@ -296,8 +298,11 @@ def test_silence_after_content(provider, port, silence):
     assert outcomes(exc) == (UNKNOWN, REPEATED)
 
 
-def test_a_quarrel_at_quit_is_in_doubt(provider, port):
-    """The mail before it was accepted; to send it again because of a 421 would be a second one."""
+def test_error_at_quit(provider, port):
+    """An error at QUIT is in doubt.
+
+    The mail before it was accepted. A retry because of a 421 would send a second one.
+    """
     provider.replies = {"QUIT": "421 shutting down"}
     exc = raised(send, port)
     assert isinstance(exc, smtplib.SMTPResponseException)

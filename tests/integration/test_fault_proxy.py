@@ -91,8 +91,8 @@ def test_injected_error(proxy, proxied_sqs, sqs, queue, fault, status, code):
 
 
 @pytest.mark.parametrize(("fault", "carried_out"), [(drop_before, 0), (drop_after, 1)])
-def test_an_answer_is_lost(proxy, proxied_sqs, sqs, queue, fault, carried_out):
-    """A request is dropped before SQS sees it, or its answer afterwards; and no other one is."""
+def test_lost_answer(proxy, proxied_sqs, sqs, queue, fault, carried_out):
+    """The proxy drops one request before SQS sees it, or its answer afterwards."""
     proxy.inject(fault(actions=("SendMessageBatch",), times=1))
     with pytest.raises(ConnectionClosedError):
         send(proxied_sqs, queue)

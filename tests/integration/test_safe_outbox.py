@@ -114,8 +114,8 @@ def write(mail: Any, broker: Broker, *calls: int) -> None:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_w4_it_is_sent_after_the_commit(mail, broker, durable):
-    """It leaves no row behind."""
+def test_w4_sent_after_commit(mail, broker, durable):
+    """A call is sent after the commit and leaves no row behind."""
     from django.db import transaction
 
     with transaction.atomic():
@@ -129,7 +129,8 @@ def test_w4_it_is_sent_after_the_commit(mail, broker, durable):
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_nothing_is_sent_after_a_rollback(mail, broker, durable):
+def test_rollback(mail, broker, durable):
+    """No call is sent after a rollback."""
     from django.db import transaction
 
     with transaction.atomic():
@@ -139,7 +140,8 @@ def test_nothing_is_sent_after_a_rollback(mail, broker, durable):
     assert (send_left_calls(mail.app), broker.sent, left()) == ((0, 0), [], 0)
 
 
-def test_a_call_that_was_left_is_sent_once(mail, broker):
+def test_left_call(mail, broker):
+    """A call that was left in the outbox is sent once."""
     write(mail, broker, 7)
     assert [send_left_calls(mail.app) for _ in range(2)] == [(1, 0), (0, 0)]
     assert [args for _, args, _ in broker.sent] == [(7,)]
@@ -167,8 +169,11 @@ def test_call_not_deleted(mail, broker, caplog):
     assert broker.sent[0] == broker.sent[1]
 
 
-def test_of_two_senders_one_sends(mail, broker):
-    """Also where the other one has listed the call before it was claimed."""
+def test_two_senders(mail, broker):
+    """Only one of two senders sends a call.
+
+    This holds also if the other one has listed the call before it was claimed.
+    """
     from celery_sqs_backoff.contrib.django.models import OutboxCall
 
     write(mail, broker, 7)
@@ -283,8 +288,11 @@ def test_sender_without_task(mail, broker):
     assert (sent[0]["queue"], sent[0]["priority"]) == ("mails", 3)
 
 
-def test_in_a_transaction_nothing_is_sent(mail, broker):
-    """A rollback would bring back the rows of calls that were sent."""
+def test_send_in_transaction(mail, broker):
+    """The sender refuses to send left calls in a transaction.
+
+    A rollback would bring back the rows of calls that were sent.
+    """
     from django.db import transaction
 
     write(mail, broker, 7)
@@ -293,8 +301,11 @@ def test_in_a_transaction_nothing_is_sent(mail, broker):
     assert (broker.sent, left()) == ([], 1)
 
 
-def test_the_command_sends_what_is_left(mail, broker):
-    """It exits with an error if a call could not be sent. Beat can send the rest as well."""
+def test_command(mail, broker):
+    """``sqs_backoff_outbox`` sends the calls that are left in the outbox.
+
+    It exits with an error if a call could not be sent. Beat can send the rest as well.
+    """
     from django.core.management import CommandError, call_command
 
     from celery_sqs_backoff.contrib.django.tasks import send_outbox

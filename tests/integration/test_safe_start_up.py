@@ -30,7 +30,8 @@ def mail(): ...
         "no such user": ("redis://u:hunter2@127.0.0.1:6379/0", "solo", "rights"),
     },
 )
-def test_a_worker_refuses_a_wrong_store(tmp_path, store, pool, why):
+def test_wrong_store(tmp_path, store, pool, why):
+    """A worker refuses to start with a wrong store."""
     (tmp_path / "refused.py").write_text(MODULE)
     env = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
     env |= {

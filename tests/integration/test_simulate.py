@@ -73,8 +73,8 @@ def test_options(run):
     assert set(few["dead"]) == {"the queue's maxReceiveCount is reached"}
 
 
-def test_a_picture(run, tmp_path):
-    """--plot writes the picture beside the table."""
+def test_plot(run, tmp_path):
+    """``--plot`` writes a picture in addition to the table."""
     picture = tmp_path / "short.svg"
     result = run("--outage", "2m", "--plot", str(picture))
     assert result.exit_code == DONE

@@ -41,7 +41,8 @@ def key(request):
     return f"test:{request.node.name}"
 
 
-def test_the_first_to_add_a_record_wins(store, key):
+def test_first_add_wins(store, key):
+    """The first process to add a record wins, and later ones get its value."""
     assert store.add(key, "mine", 60) is None
     assert store.add(key, "theirs", 60) == "mine"
     assert store.get(key) == "mine"
@@ -74,7 +75,8 @@ def test_compare_and_delete(store, key):
     assert store.add(key, "again", 60) is None
 
 
-def test_a_record_ends_for_all_four(store, key):
+def test_ended_record(store, key):
+    """A record that has ended is gone for all four operations of the store."""
     store.add(key, "old", 0.2)
     eventually(lambda: store.get(key) is None, timeout=5)
     assert not store.replace(key, "old", "new", 60)
@@ -101,7 +103,8 @@ def test_short_lifetime(store, key):
         assert store.get(key) == "a" or time.monotonic() - started > 0.7
 
 
-def test_replacing_can_keep_a_records_end(store, key):
+def test_replace_keeps_end(store, key):
+    """Replacing a record without a lifetime keeps its end."""
     store.add(key, "a", 1.5)
     assert store.replace(key, "a", "b", None)
     assert store.get(key) == "b"
@@ -136,7 +139,8 @@ def test_similar_keys_differ(store, key, one, other):
 
 
 @pytest.mark.parametrize("text", ["", "é\n\0"[:2], '{"a": "ü"}', "x" * 50_000])
-def test_values_are_kept_as_they_are(store, key, text):
+def test_values_unchanged(store, key, text):
+    """The store keeps values unchanged."""
     store.add(key, text, 60)
     assert store.get(key) == text
     assert store.replace(key, text, text + "!", 60)
@@ -161,7 +165,8 @@ def _all(peers: list[Peer], function: str, *arguments: list[Any]) -> list[Any]:
     return [peer.answer() for peer in peers]
 
 
-def test_of_many_processes_one_adds(peers, key):
+def test_race_to_add(peers, key):
+    """Of many processes that add a record, exactly one succeeds."""
     for race in range(RACES):
         names = [f"peer {n}" for n in range(PEERS)]
         answers = _all(peers, "add", [f"{key}{race}"] * PEERS, names, [60] * PEERS)
@@ -180,7 +185,8 @@ def test_race_for_ended_record(any_store, peers, key):
         assert answers.count(None) == 1, answers
 
 
-def test_of_many_processes_one_replaces(any_store, peers, key):
+def test_race_to_replace(any_store, peers, key):
+    """Of many processes that replace a record, exactly one succeeds."""
     for race in range(RACES):
         any_store.store.add(f"{key}{race}", "old", 60)
         names = [f"peer {n}" for n in range(PEERS)]

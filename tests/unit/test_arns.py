@@ -21,5 +21,6 @@ HOSTS = {
 
 
 @pytest.mark.parametrize(("host", "region"), HOSTS.items(), ids=HOSTS)
-def test_the_region_of_a_host(host, region):
+def test_region_of_host(host, region):
+    """The Region is read from the name of the host."""
     assert region_of(host) == region

@@ -49,7 +49,8 @@ def test_retry_kwargs(retries):
     assert options_of(**given).max_retries == retries
 
 
-def test_the_tasks_own_options_come_first():
+def test_own_options_first():
+    """The task's own options take precedence over Celery's autoretry options."""
     options = options_of(
         autoretry_for=(OSError,),
         retry_on=(KeyError,),

@@ -77,7 +77,8 @@ def company(monkeypatch):
 
 
 @pytest.mark.parametrize("request_class", [Ours, "company:Ours"])
-def test_a_subclass_of_our_request_is_fine(company, request_class):
+def test_request_subclass(company, request_class):
+    """A task may use a subclass of our request class."""
     assert define(an_app(), Request=request_class).Request is request_class
 
 
@@ -159,7 +160,8 @@ def test_invalid_foreign(foreign):
         define(app)
 
 
-def test_every_end_is_documented():
+def test_table_of_ends():
+    """The docstring of ``retry.decision`` lists every end."""
     from celery_sqs_backoff.retry import decision
 
     table = (decision.__doc__ or "").partition("without a decision")[2]

@@ -75,7 +75,8 @@ EXCEPTIONS = [
 ] + [RuntimeError, OSError, ValueError, KeyError, RecursionError, MemoryError, StopIteration]
 
 
-def test_any_exception_is_a_result():
+def test_exceptions():
+    """Every exception of a client becomes a failure of the call."""
     assert len(EXCEPTIONS) > 90
     for cls in EXCEPTIONS:
         results = all_results(raising(an_instance(cls)))
@@ -98,12 +99,14 @@ json_like = st.recursive(
 
 
 @given(json_like)
-def test_a_malformed_response_is_a_result(response):
+def test_malformed_response(response):
+    """A malformed response gives a result for each call."""
     assert len(all_results(responding(response))) == 5
 
 
 @given(json_like, json_like, json_like)
-def test_a_malformed_error_is_a_result(error, metadata, status):
+def test_malformed_error(error, metadata, status):
+    """A malformed error becomes a failure."""
     response = {"Error": error, "ResponseMetadata": metadata}
     exc = ClientError({}, "x")
     exc.response = response if status else status
@@ -150,7 +153,9 @@ def test_still_expired():
     assert (len(client.requests), len(refreshed)) == (2, 1)
 
 
-def test_a_refresh_that_fails_is_a_result():
+def test_failed_refresh():
+    """A failed refresh of the credentials becomes a failure."""
+
     def refresh():
         raise OSError("no token file")
 
@@ -167,7 +172,8 @@ def test_missing_permission():
     assert (failure.kind, refreshed) == (Kind.DENIED, [])
 
 
-def test_nothing_to_send_is_no_call():
+def test_nothing_to_delete():
+    """An empty batch makes no call."""
     client = responding({})
     assert Calls(client, URL).delete([]) == []
     assert client.requests == []

@@ -87,7 +87,8 @@ def test_foreign_error(factory, exc):
     assert factory(idempotent=True)(exc) is None
 
 
-def test_a_classifier_says_what_it_is():
+def test_repr():
+    """The repr of a classifier shows its name and options."""
     assert repr(classifiers.httpx_errors(idempotent=True)) == "httpx_errors(idempotent=True)"
 
 

@@ -29,7 +29,8 @@ NOW = 784111777.0
         *((status, Meaning.NOT_SENT) for status in (521, 523, 525, 526)),
     ],
 )
-def test_a_status_has_a_meaning(status, meaning):
+def test_status(status, meaning):
+    """Each error status has a meaning."""
     assert answer(status, now=NOW) == Diagnosis(meaning)
 
 
@@ -81,7 +82,8 @@ def test_how_long_to_wait(headers, seconds):
 
 
 @pytest.mark.parametrize("reset", ["1700000060", "1700000060000"], ids=["seconds", "milliseconds"])
-def test_a_reset_may_be_a_point_in_time(reset):
+def test_reset_time(reset):
+    """A rate limit's reset may be a point in time."""
     headers = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset}
     assert read_asked_seconds(headers, now=1_700_000_000.0) == 60
 

@@ -146,7 +146,8 @@ def dead(text, **system):
     return {"MessageAttributes": {ATTRIBUTE_NAME: attribute}, "Attributes": system}
 
 
-def test_a_record_reads_as_it_was_written():
+def test_round_trip():
+    """A record reads as it was written."""
     written = record(due_at=3.5)
     assert read_record({"MessageAttributes": with_record("{}", {"own": TEXT}, written)}) == written
 
@@ -176,7 +177,8 @@ def test_record_on_moved_message():
     ],
     ids=range(10),
 )
-def test_what_is_no_record_reads_as_none(message):
+def test_not_a_record(message):
+    """A message without a valid record reads as None."""
     assert read_record(message) is None
 
 

@@ -90,7 +90,8 @@ def test_no_dead_letter_queue(end):
         (End.ABORTED, GiveUpReason.ABORTED),
     ],
 )
-def test_crashes_end_with_the_crash_budget(end, reason):
+def test_crash_budget(end, reason):
+    """Crashes return the message until the crash budget is spent."""
     assert isinstance(decide(RunEnd(end), facts(crashes=2)), Hide)
     assert decide(RunEnd(end), facts(crashes=3)) == dead_letter(reason)
 
@@ -133,7 +134,8 @@ def test_delay_after_crash():
         ),
     ],
 )
-def test_a_verdict_becomes_a_decision(verdict, decision):
+def test_decision_of_verdict(verdict, decision):
+    """A verdict decides whether the message is retried or given up."""
     assert (
         decide_failure(verdict, Standing(), max_retries=None, retry_for=None, delay=7.0) == decision
     )
@@ -165,7 +167,7 @@ any_facts = st.builds(
 
 
 @given(end=st.sampled_from(End), decision=decisions, known=any_facts)
-def test_every_end_settles_the_message(end, decision, known):
+def test_one_settlement_per_end(end, decision, known):
     """Each end has one settlement, and unfinished messages are never lost."""
     settle = decide(RunEnd(end, decision), known)
     if isinstance(settle, Delete) and settle.reason is None:

@@ -19,7 +19,8 @@ def test_eta_in_utc(header):
 
 
 @pytest.mark.parametrize("header", [None, "", "soon", 100, ["1970"]])
-def test_what_is_no_eta_is_none(header):
+def test_invalid_eta(header):
+    """An invalid ETA reads as None."""
     assert parse_eta(header) is None
 
 

@@ -45,7 +45,8 @@ def test_retry_with_unpicklable_cause():
     assert retry.when == 7
 
 
-def test_the_delivery_travels():
+def test_pickled_delivery():
+    """A delivery is equal to itself after pickling."""
     assert pickle.loads(pickle.dumps(DELIVERY)) == DELIVERY
 
 

@@ -67,8 +67,11 @@ def test_hanging_handshake(monkeypatch):
     assert 0.2 <= time.monotonic() - began < 2
 
 
-def test_a_clients_connections_are_noted(monkeypatch):
-    """From TCP to the end of the handshake, which fails here: nobody speaks TLS."""
+def test_handshake_of_client(monkeypatch):
+    """A client's connection counts as a handshake from TCP to the end of TLS.
+
+    The handshake fails here, because the server does not speak TLS.
+    """
     seen = []
     monkeypatch.setattr(module.handshakes, "begin", lambda: seen.append("begin"))
     monkeypatch.setattr(module.handshakes, "end", lambda _: seen.append("end"))

@@ -160,7 +160,8 @@ def test_unbound_base_class(app):
 
 
 @pytest.mark.parametrize("value", [90, 90.0, timedelta(seconds=90)], ids=repr)
-def test_times_are_seconds_or_timedelta(app, value):
+def test_option_times(app, value):
+    """An option's time is given in seconds or as a timedelta."""
     options = define(app, retry_for=value, fifo_cap=value).backoff_options
     assert (options.retry_for, options.fifo_cap) == (90, 90)
 

@@ -278,12 +278,14 @@ def test_retry_after_must_be_a_time(value, error):
 
 
 @pytest.mark.parametrize("value", ["RETRYABLE", None, True, Outcome])
-def test_a_verdict_needs_an_outcome(value):
+def test_invalid_outcome(value):
+    """A verdict refuses a value that is no Outcome."""
     with pytest.raises(TypeError, match=r"^invalid outcome .*: expected an Outcome$"):
         Verdict(value)
 
 
-def test_a_verdict_is_a_value():
+def test_verdict_is_a_value():
+    """A verdict is immutable, hashable and equal by its content."""
     verdict = Verdict(Outcome.RETRYABLE, retry_after=3)
 
     assert pickle.loads(pickle.dumps(verdict)) == verdict

@@ -145,8 +145,11 @@ def test_ten_thousand_failures(policy, attempt):
 @pytest.mark.parametrize(
     ("policy", "expected_mean"), [(FullJitter(), 1800), (EqualJitter(), 2700)], ids=name_of
 )
-def test_the_cap_comes_before_the_jitter(policy, expected_mean):
-    """Draws cut off at the cap would bring all messages of a long outage back together."""
+def test_cap_before_jitter(policy, expected_mean):
+    """A policy applies the cap before the jitter.
+
+    Draws cut off at the cap would bring all messages of a long outage back together.
+    """
     rng = random.Random(20)
     draws = [policy.delay(30, rng) for _ in range(20_000)]
 
@@ -195,7 +198,8 @@ def test_custom_policy():
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_policy_survives_pickling(protocol):
+def test_pickling(protocol):
+    """A policy is equal to itself after pickling."""
     assert pickle.loads(pickle.dumps(ALL, protocol)) == ALL
 
 
@@ -229,7 +233,8 @@ def test_invalid_base_or_cap(argument, value, error):
 
 
 @pytest.mark.parametrize("cls", GROWING, ids=name_of)
-def test_the_cap_must_be_at_least_the_base(cls):
+def test_cap_below_base(cls):
+    """A policy refuses a cap below its base."""
     with pytest.raises(ValueError, match=r"^invalid cap 9: expected at least the base, 10$"):
         cls(base=10, cap=9)
     assert cls(base=10, cap=10).ceiling(1) == 10
@@ -250,7 +255,8 @@ def test_invalid_schedule_delay(value, error):
         Schedule([1, value])
 
 
-def test_a_schedule_must_hold_a_delay():
+def test_empty_schedule():
+    """A schedule needs a list of at least one delay."""
     with pytest.raises(ValueError, match=r"^invalid delays: expected at least one$"):
         Schedule([])
     with pytest.raises(TypeError, match=r"^invalid delays 5: expected a list"):

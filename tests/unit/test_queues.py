@@ -26,7 +26,8 @@ def denied(code="AWS.SimpleQueueService.AccessDenied"):
     return ClientError({"Error": {"Code": code}}, "GetQueueAttributes")
 
 
-def test_a_queues_attributes_are_read():
+def test_attributes():
+    """The worker reads a queue's attributes from the answer of SQS."""
     queue = read_queue(
         FakeClient(
             {

@@ -76,7 +76,8 @@ FORMS = {
 
 
 @pytest.mark.parametrize("text", FORMS.values(), ids=FORMS.keys())
-def test_a_credential_is_masked(text):
+def test_credential(text):
+    """A credential is masked in the message and in the traceback."""
     found = ErrorText.of(ValueError(f"before {text}"), traceback=f"Traceback\nValueError: {text}")
     for shown in (found.exception_message, found.traceback):
         assert "***" in shown

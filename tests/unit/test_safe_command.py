@@ -86,7 +86,8 @@ def test_scope_like_message(app):
     ]
 
 
-def test_what_is_freed_is_free(app):
+def test_free(app):
+    """``free`` asks first, and frees the record only if the user agrees."""
     Lock(records_of(app), "order:7").acquire()
     assert run(app, "free", "order:7", "--kind", "lock", answer="n\n").exit_code != safe.DONE
     assert "lock" in run(app, "list", "order:7").stdout
@@ -96,7 +97,8 @@ def test_what_is_freed_is_free(app):
     assert app.tasks["fund"].apply((7,), task_id="message 2").state == "SUCCESS"
 
 
-def test_one_step_is_freed_by_its_name(app):
+def test_free_step(app):
+    """``free --name`` frees one step and keeps the others."""
     run(app, "free", "order:7", "--kind", "step", "--name", "release", "--yes")
     left = run(app, "list", "order:7").stdout
     assert "account" in left

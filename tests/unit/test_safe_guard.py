@@ -61,8 +61,11 @@ def test_window_ends(records, clock):
 
 
 @pytest.mark.parametrize("releasing", ["first", "second"])
-def test_a_shared_guard_is_not_released(records, releasing):
-    """The other run may have done the work."""
+def test_shared_guard(records, releasing):
+    """A guard that two runs share is not released.
+
+    The other run may have done the work.
+    """
     runs = {"first": passes(records, "A", "run 1"), "second": passes(records, "A", "run 2")}
     assert not release(records, runs[releasing])
     with pytest.raises(Refused):
@@ -100,7 +103,8 @@ def mail(customer: Any, template: str = "welcome") -> None: ...
         (lambda customer, template="": customer, (7,), {}, "7"),
     ],
 )
-def test_a_key_is_made_of_the_arguments(key, args, kwargs, made):
+def test_key_of_arguments(key, args, kwargs, made):
+    """A guard makes its key from the task's arguments."""
     guard = Guard(key=key, window=timedelta(hours=1))
     guard.check(signature(mail))
     assert guard.key_for(signature(mail), args, kwargs) == made
@@ -209,7 +213,8 @@ def test_earlier_run_in_doubt(app):
     assert undone == [1], "the task's own word speaks for all its runs"
 
 
-def test_a_busy_lock_puts_no_run_in_doubt(app):
+def test_busy_lock(app):
+    """A run that finds its lock busy is not in doubt."""
     undone = []
     work, _ = guarded(
         app, Busy(), Retryable("down"), max_retries=0, on_not_processed=lambda *_: undone.append(1)
@@ -247,8 +252,11 @@ def test_replace_with_other_args(app):
         "done": (["sent", "done"], 2 + 1),
     },
 )
-def test_what_a_guard_costs(app, ends, calls):
-    """Calls of the store; on Redis each is one round trip."""
+def test_cost_of_guard(app, ends, calls):
+    """A guard makes a fixed number of calls to the store.
+
+    On Redis each call is one round trip.
+    """
     work, _ = guarded(app, *ends, max_retries=0)
     for _ in ends or ["sent"]:
         with suppress(KeyboardInterrupt):  # as SIGKILL would
@@ -295,7 +303,8 @@ def test_invalid_guard(app, guard):
         app.task(base=SQSBackoffTask, shared=False, lazy=False, guard=guard)(mail)
 
 
-def test_a_guard_needs_a_store():
+def test_no_store():
+    """A guard without a store is refused."""
     app = Celery("no store", broker="memory://", set_as_current=False)
     options = {"base": SQSBackoffTask, "shared": False, "lazy": False}
     with pytest.raises(ImproperlyConfigured, match="need a store"):

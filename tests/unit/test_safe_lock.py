@@ -37,7 +37,8 @@ def lock(records: Records, **options: Any) -> Lock:
     return Lock(records, "account:7", **options)
 
 
-def test_there_is_one_holder_at_a_time(records, clock):
+def test_one_holder(records, clock):
+    """A lock has one holder at a time."""
     with lock(records, lease=60):
         clock.now += 20
         with pytest.raises(Busy) as busy:
@@ -58,7 +59,8 @@ def test_killed_holder(records, clock):
     lock(records).acquire()
 
 
-def test_renewing_starts_the_lease_again(records, clock):
+def test_renew(records, clock):
+    """Renewing a lock restarts its lease."""
     held = lock(records, lease=60).acquire()
     clock.now += 50
     held.renew()
@@ -98,13 +100,15 @@ def test_lost_renewal(records):
 
 
 @pytest.mark.parametrize("lease", [0, -1, float("inf"), timedelta(0)])
-def test_a_lease_is_above_0_and_ends(records, lease):
+def test_invalid_lease(records, lease):
+    """A lock refuses an invalid lease."""
     with pytest.raises(ValueError, match="lease"):
         lock(records, lease=lease)
 
 
 @pytest.mark.parametrize("key", [None, "", True, 1.5])
-def test_a_key_is_text_an_int_or_a_uuid(records, key):
+def test_invalid_key(records, key):
+    """A lock refuses a key that is no text, int or UUID."""
     with pytest.raises((TypeError, ValueError), match="lock key"):
         Lock(records, key)
 
@@ -134,7 +138,9 @@ def test_enter_twice(app, outer, inner):
 
 @pytest.mark.parametrize("held", ["exclusive", "workflow"])
 @pytest.mark.parametrize("asked", ["exclusive", "workflow"])
-def test_w3_two_runs_are_not_in_one_object(app, held, asked):
+def test_w3_two_runs(app, held, asked):
+    """Two runs are never inside one lock or workflow at once."""
+
     @app.task(base=WorkflowTask, bind=True, name="other", max_retries=0)
     def other(self):
         with getattr(self, asked)("order:7"):

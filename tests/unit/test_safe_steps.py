@@ -72,8 +72,8 @@ def test_w1_once_per_message(app):
     assert done == ["a", "a"]
 
 
-def test_a_step_that_failed_is_done_again(app):
-    """In the same run too."""
+def test_failed_step(app):
+    """A step that failed runs again, also in the same run."""
     ends = [ConnectionError(), "done"]
 
     def charge():
@@ -277,7 +277,8 @@ def test_w7_outlive_provider_key():
     assert len(provider) == 1
 
 
-def test_a_key_touches_no_store(app):
+def test_key_without_store(app):
+    """An idempotency key makes no call to the store."""
     run(app, lambda self: self.idempotency_key("a"))
     assert store_of(app).calls.total() == 0
 

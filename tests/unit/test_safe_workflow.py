@@ -126,8 +126,8 @@ def test_w3_failed_run(app, fund, bank):
     assert bank.done == ["a", "b", "b", "c"]
 
 
-def test_a_step_in_doubt_is_taken_back_too(fund, bank):
-    """Without a result."""
+def test_step_in_doubt(fund, bank):
+    """A step in doubt is undone too, without a result."""
     bank.ends = [None, TimeoutError()]
     fund.apply(task_id="A")
     assert bank.undone == [("b", None), ("a", "a is done")]
@@ -140,7 +140,9 @@ def test_refused_step(fund, bank):
     assert bank.undone == [("a", "a is done")]
 
 
-def test_a_step_without_undo_stands(app, fund, bank):
+def test_step_without_undo(app, fund, bank):
+    """A step without an undoing task is not undone."""
+
     @app.task(base=WorkflowTask, bind=True)
     def work(self):
         with self.workflow("order:8") as order:
@@ -214,8 +216,8 @@ def test_workflow_in_helper(app, fund, bank):
     assert [name for name, _ in bank.undone] == ["a"]
 
 
-def test_other_tasks_send_and_ask_nothing(app):
-    """Tasks without guard, lock, step or workflow never touch the store."""
+def test_plain_task(app):
+    """A task without guard, lock, step or workflow never touches the store."""
     store_of(app).is_away = True
 
     @app.task(bind=True, name="plain")
@@ -275,7 +277,9 @@ def test_undo_not_sent(app, fund, bank, monkeypatch):
     assert [name for name, _ in bank.undone] == ["b", "a"]
 
 
-def test_a_step_is_inside_its_block(app):
+def test_step_outside_block(app):
+    """A step outside its workflow's block is an error."""
+
     @app.task(base=WorkflowTask, bind=True)
     def work(self):
         with self.workflow("order:7") as order:
@@ -401,7 +405,8 @@ def test_refused_message(app, fund, bank):
     assert [name for name, _ in bank.undone] == ["A"]
 
 
-def test_a_shared_store_needs_a_secret(monkeypatch):
+def test_shared_store_secret(monkeypatch):
+    """A workflow needs a secret on a shared store."""
     monkeypatch.delitem(sys.modules, "django.conf", raising=False)  # it has a secret
     app = bare_app("unsigned")
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:1/0"}
@@ -414,8 +419,11 @@ def test_a_shared_store_needs_a_secret(monkeypatch):
         work()
 
 
-def test_a_planted_record_sends_no_task(app, fund, bank):
-    """Records say which task undoes a step, so they are signed."""
+def test_planted_record(app, fund, bank):
+    """A planted record sends no task.
+
+    Records name the task that undoes a step, so they are signed.
+    """
     bank.ends = [None, KeyboardInterrupt()]
     with pytest.raises(KeyboardInterrupt):
         fund.apply(task_id="A")

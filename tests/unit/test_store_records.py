@@ -68,8 +68,11 @@ def test_moved_record(store):
         records.get("guard", "b")
 
 
-def test_a_secret_can_be_changed(store):
-    """Names do not depend on it, so a message stays itself."""
+def test_change_secret(store):
+    """The secret can be changed while records exist.
+
+    The names of records do not depend on it, so a message keeps its records.
+    """
     old, new, both = (Records(store, secrets=s) for s in (["old"], ["new"], ["new", "old"]))
     old.add("guard", "a", {"n": 1}, 60)
     there = both.get("guard", "a")

@@ -24,7 +24,8 @@ def test_printable(text, shown):
     assert printable(text) == shown
 
 
-def test_a_long_text_is_cut():
+def test_long_text():
+    """A long text is cut at the limit."""
     assert printable("x" * 200) == "x" * 200
     assert printable("x" * 200_000) == "x" * 200 + "..."
     assert printable("x" * 11, limit=10) == "x" * 10 + "..."

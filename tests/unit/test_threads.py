@@ -44,7 +44,9 @@ def test_reuse_thread():
     assert threading.get_ident() not in who
 
 
-def test_a_thread_keeps_no_answer_alive():
+def test_no_reference_to_answer():
+    """An idle thread keeps no reference to its last answer."""
+
     class Answer:
         pass
 

@@ -64,7 +64,8 @@ def span_of(
     ],
     ids=["success", "retry", "dead letter", "crash"],
 )
-def test_a_span_says_how_the_run_ended(provider, ended, attributes, events):
+def test_span_of_run(provider, ended, attributes, events):
+    """A run's span has attributes and events that describe its end."""
     span = span_of(provider, ended)
     common = {"message_id": "m", "receive_count": 3, "attempt": 2}
     assert dict(span.attributes) == {

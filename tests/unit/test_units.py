@@ -11,7 +11,8 @@ from celery_sqs_backoff.units import in_words, parse_duration, parse_rate, spell
     ("text", "per_second"),
     [("10/s", 10), ("300/m", 5), ("7200/h", 2), ("10", 10), (2.5, 2.5), (None, None)],
 )
-def test_rates_are_read_as_celery_does(text, per_second):
+def test_rate(text, per_second):
+    """A rate is read as Celery reads it."""
     assert parse_rate(text) == per_second
 
 
@@ -67,5 +68,6 @@ def test_spell_duration(seconds, text):
         (345_600, "4 days"),
     ],
 )
-def test_times_are_said_as_a_person_would(seconds, words):
+def test_times_in_words(seconds, words):
+    """A time is given in plain words."""
     assert in_words(seconds) == words
