@@ -129,7 +129,7 @@ def test_key_with_argument(app):
 
 
 def test_app_wide_key(app):
-    """An app-wide provider's key is accepted even if a task lacks the argument."""
+    """An app-wide key of a provider is accepted even if a task lacks the argument."""
     app.conf.sqs_backoff = {"provider": BY_ACCOUNT}
     assert define(app).backoff_options.provider == BY_ACCOUNT
 

@@ -74,7 +74,7 @@ def test_shared_guard(records, releasing):
 
 @pytest.mark.parametrize("result", [object(), "x" * 70_000], ids=["no JSON", "too large"])
 def test_result_not_kept(records, result):
-    """A message whose result cannot be kept is done all the same."""
+    """A message counts as done even if its result cannot be kept."""
     finish(records, passes(records, "A", "run 1"), result)
     again = passes(records, "A", "run 2")
     assert (again.is_done, again.has_result) == (True, False)
@@ -253,7 +253,7 @@ def test_replace_with_other_args(app):
     },
 )
 def test_cost_of_guard(app, ends, calls):
-    """A guard makes a fixed number of calls to the store.
+    """A guard makes at most three calls to the store per run.
 
     On Redis each call is one round trip.
     """

@@ -56,9 +56,9 @@ def test_no_reference_to_answer():
 
 
 def test_no_thread_left(monkeypatch):
-    """Without a thread left, nothing is called.
+    """Without a thread left, a call with a time limit is not made.
 
-    The call could block its caller for good, who has set a limit in seconds.
+    It could block its caller for longer than the limit.
     """
     monkeypatch.setattr(threading.Thread, "start", refuse)
     monkeypatch.setattr(threads, "_idle", type(threads._idle)())
