@@ -49,8 +49,9 @@ class Diagnosis:
     def verdict(self, *, idempotent: bool, trust_503: bool = False) -> Verdict:
         """Return the verdict on the failed call.
 
-        If the call is idempotent and may have been processed, the outcome is UNKNOWN and the call
-        is safe to repeat, so the task is retried without an undo.
+        If the outcome is UNKNOWN, the call may have been processed. If the call is idempotent, it
+        is then safe to repeat, so the task is retried without an undo. A CONFLICT is never safe to
+        repeat.
         """
         outcome = self.meaning.outcome(trust_503=trust_503)
         repeat = idempotent and outcome is Outcome.UNKNOWN and self.meaning is not Meaning.CONFLICT
@@ -59,7 +60,7 @@ class Diagnosis:
         return Verdict(outcome, floor, safe_to_repeat=repeat)
 
 
-#: Texts for the documentation that several tables share.
+#: Texts that occur in the tables of several libraries. The documentation prints them.
 UNTRUSTED = "an untrusted certificate, or a proxy that requires credentials (407)"
 NOT_CONNECTED = (
     "DNS, no connection in time, a refused connection, a proxy's tunnel, the TLS handshake"

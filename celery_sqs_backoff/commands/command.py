@@ -40,7 +40,7 @@ def make_read_failure(what: str, why: object) -> CommandFailed:
 def command(
     name: str, *, codes: Mapping[int, str | None], examples: str = ""
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Return a decorator that makes a Celery command of a function.
+    """Return a decorator that turns a function into a Celery command.
 
     The function gets click's context and the options.
 

@@ -54,9 +54,10 @@ class Shell:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """If the block raises an exception, print the last event for scripts and end the command.
+        """If the block raises an exception, end the command with an exit code.
 
-        If there is already a report, also print it.
+        Before that, print the rest of the output. As JSON this is the event ``Finished``, unless it
+        was printed already. As text for people it is the report, if there is one.
         """
         try:
             yield

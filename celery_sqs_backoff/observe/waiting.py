@@ -74,7 +74,7 @@ class Waiting:
             return {*self._entries, *self._dead_letters}
 
     def now(self, queue: str) -> QueueNow:
-        """Return numbers of the messages of a queue that wait or were given up."""
+        """Return numbers about the hidden messages of a queue, and about those given up."""
         with self._lock:
             self._prune(queue)
             hidden = [event for _, event in self._entries[queue].values()]

@@ -317,14 +317,14 @@ class ProviderGate:
     ) -> Look:
         """Decide for how long to hide a message that has failed. Call it after ``ended``.
 
-        While the gate is OPEN, the hold is ``delay`` or longer, because the message could not run
-        earlier. While the gate is RECOVERING, the hold may be shorter than ``delay``, because the
-        rate decides when the message runs. While the gate is CLOSED, it may be shorter if the
-        provider has refused the call.
+        While the gate is OPEN, the message is hidden for ``delay`` or longer, because it could not
+        run earlier. While the gate is RECOVERING, the time may be shorter than ``delay``, because
+        the rate decides when the message runs. While the gate is CLOSED, the time may be shorter
+        only if the provider has refused the call by name, as with a 429 or a Retry-After.
 
         Arguments:
-            delay: seconds to hide it, by its policy and a Retry-After.
-            floor: least seconds to hide it. At most ``delay``.
+            delay: seconds for which its policy and a Retry-After would hide the message.
+            floor: the message is hidden for at least this many seconds. Never above ``delay``.
         """
         message = replace(message, longest=max(delay, message.longest), own_delay=delay)
         hold = self._delay_after_failure(message, reply, delay, now, floor)
@@ -414,8 +414,8 @@ class ProviderGate:
 
         No other worker can bring them forward. Each comes with the seconds after which SQS should
         show it. While the gate is OPEN, a message stays hidden if its next receive is its last,
-        because it would have to run then. While the gate is CLOSED, all stay hidden for their own
-        delays.
+        because at its last receive it runs even if the provider is down. While the gate is CLOSED,
+        all messages stay hidden for their own delays.
         """
         if self.state is GateState.CLOSED:
             return []

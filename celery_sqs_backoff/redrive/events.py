@@ -148,10 +148,10 @@ class Poison(_MessagesLeft):
 
 @dataclass(frozen=True)
 class InDoubt:
-    """Messages that may have been sent.
+    """Messages that may have been sent, or may have been sent twice.
 
-    ``resend``: whether the run sends them again. ``None`` = this run has sent them, but SQS stopped
-    hiding them before the run had deleted them. So another run may have sent them, too.
+    ``resend``: whether the run sends them again. ``None`` = this run has sent them, but SQS showed
+    them again before the run had deleted them. So another run may also have sent them.
     """
 
     ids: Ids

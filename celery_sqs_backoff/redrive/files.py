@@ -98,11 +98,13 @@ class JsonLines:
 class NoJournal:
     """The journal of a run without a file. If the run is killed, the next run can send twice.
 
+    Here the attributes start empty. :class:`Journal` sets them.
+
     Attributes:
         path: the file; ``None`` = no file.
-        past: messages that earlier processes have not settled, by ID. The value is when the message
-            was first sent without an answer (seconds since the epoch). ``None`` = SQS has accepted
-            the message, and it only has to be deleted.
+        past: messages that earlier processes have not settled, by ID. The value is the time of the
+            first send that SQS did not answer (seconds since the epoch). ``None`` = SQS has
+            accepted the message, and the run only has to delete it.
         last_at: when the last send began, in seconds since the epoch; 0 = never.
         is_resumed: whether the last run with this file wrote no ``ended`` line, for example because
             it was killed.

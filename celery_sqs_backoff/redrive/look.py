@@ -114,7 +114,10 @@ class Plan:
 
     @property
     def to_send(self) -> int:
-        """Estimate of how many messages would be sent or deleted, from the share in the sample."""
+        """Estimate of how many messages a redrive would send or delete, at most ``limit``.
+
+        It assumes that ``ready`` has the same share in the whole queue as in the received messages.
+        """
         if not self.looked_at:
             return 0
         estimate = round(self.messages * self.ready / self.looked_at)

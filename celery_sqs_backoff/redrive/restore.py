@@ -161,7 +161,7 @@ class _PutBack(Sender):
         return None
 
     def _after_sent(self, messages: Sequence[DlqMessage]) -> None:
-        """Override the delete of a run, because a restore removes no message from the archive."""
+        """Do nothing. A redrive deletes messages here, but a restore leaves them in the archive."""
 
 
 def _make_entry(message: DlqMessage) -> dict[str, Any]:

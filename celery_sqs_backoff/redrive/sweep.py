@@ -150,7 +150,8 @@ class Sweep:
                     self._handle(ours, sent)
                 if ours or sent:
                     self._empty_polls = 0.0
-                else:  # a receive of known messages does not show that the queue has no others
+                else:
+                    # Known messages count for little, because the queue may also have new messages.
                     self._empty_polls += _KNOWN_SHARE if found else 1
                 is_dry = (
                     self._empty_polls >= _EMPTY_POLLS and self.halt.clock() >= self.patient_until

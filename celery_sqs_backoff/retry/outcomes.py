@@ -86,7 +86,10 @@ class Verdict:
 
     @property
     def nothing_was_processed(self) -> bool:
-        """Whether effects may be undone and a guard taken back."""
+        """Whether it is certain that the call was not processed.
+
+        Then ``on_not_processed`` may be called, and the task's guard may be released.
+        """
         return self.outcome is not Outcome.UNKNOWN
 
 

@@ -52,7 +52,7 @@ class Delivery:
     #: The time from which the message has waited only for its provider. ``None`` if this worker has
     #: not hidden the message for its provider.
     due_since: float | None = None
-    #: Seconds that SQS keeps a message from ``sent_at`` on. ``None``: not known.
+    #: SQS deletes the message this many seconds after ``sent_at``. ``None``: not known.
     retention_seconds: int | None = None
     #: The worker's directory of files that mark lost messages. ``None``: no such directory.
     lost_flags: str | None = None

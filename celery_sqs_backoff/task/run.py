@@ -99,7 +99,8 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             RUNNING.reset(token)
         if result.info is not None:
-            # Rebind the name. This frame lives as long as the failure's frame and must not hold it.
+            # Rebind ``result``. This frame lives as long as the frame that failed. If it kept the
+            # first result, that would keep the frame that failed alive.
             result = _hand_over(task, run, result)
         return result
 

@@ -131,7 +131,8 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
         if lease.waits_in_celery:
             lease.go_on = partial(on_task_request, request)
             if not receiver.admission.admit(lease, starts=True):
-                # Also if it only waits for its provider. When it goes on, it is reserved again.
+                # Forget a request even if its message only waits for its provider. When the wait is
+                # over, ``go_on`` calls this function again, which reserves the request again.
                 forget(request)
                 return
             if lease.refused is not None:

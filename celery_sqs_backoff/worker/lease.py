@@ -174,11 +174,11 @@ class Lease:
     visible_at: float = 0.0
     #: When to renew it.
     renew_at: float = 0.0
-    #: HIDE, BRING_FORWARD, GIVE_BACK: when SQS should show the message again.
+    #: In the states HIDE, BRING_FORWARD and GIVE_BACK: when SQS should show the message again.
     due_at: float = field(init=False)
-    #: HIDE: the permission to bring it forward later, or ``None``.
+    #: In the state HIDE: the permission to bring the message forward later, or ``None``.
     recall: Recall | None = None
-    #: DEAD_LETTER: the record to send with it. ``None``: without a record.
+    #: In the state DEAD_LETTER: the record to send with it. ``None``: without a record.
     record: DeadLetterRecord | None = None
     #: Whether another worker may have it, because a renewal came too late or was refused. A
     #: standard queue still accepts the old receipt handle. A call with it could change the

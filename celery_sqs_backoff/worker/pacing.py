@@ -172,9 +172,10 @@ class Pace:
         return max(0, lacking), dict(self._to_hide)
 
     def needs_store(self, now: float) -> bool:
-        """Give slots of this worker's own if it uses them now. Return whether to ask the store.
+        """Return whether to ask the store for slots now.
 
-        While the store is away, ask it from time to time, to notice its return.
+        If this worker uses its own slots now instead of the store's, first give its own slots to
+        the line. While the store is away, ask it from time to time, to notice its return.
         """
         slots, hide = self.find_wanted(now)
         is_apart = self.fleet is None or now < self._apart_until
@@ -220,7 +221,8 @@ class Pace:
     ) -> None:
         """Hide messages until their times of return.
 
-        A message without a time of return comes back at a random time, and joins the line again.
+        A message has no time of return (``None``) if the next free time is later than the message
+        may be hidden. It comes back at a random time, and then waits for a slot again.
         """
         for lease, at in zip(hide, returns, strict=True):
             if (hold := self._to_hide.pop(lease, None)) is not None:

@@ -88,7 +88,7 @@ class Payloads:
             return IGNORED
         try:
             task, args, kwargs = call
-            if nests_too_deep([args, kwargs]):  # JSON writes any depth from Python 3.13 on
+            if nests_too_deep([args, kwargs]):  # from Python 3.13 on, json encodes any depth
                 raise RecursionError
             if not isinstance(task, str) or task not in self._consumer.strategies:
                 raise NotUnderstood("the adapter named a task that is not registered here")

@@ -225,7 +225,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
                 if is_crash:
                     _announce_retry(self, cause, exc_info, settle)
             elif ended.end is End.ABORTED:
-                # Celery would raise a ``MemoryError`` again, and store no result.
+                # Report a ``WorkerLostError`` instead. Celery would raise a ``MemoryError`` again,
+                # and store no result.
                 super().on_failure(_exc_info(_failure(exc)))
             else:
                 super().on_failure(exc_info, send_failed_event, return_ok)

@@ -728,7 +728,10 @@ class SettlementTable:
             self._note(events.SettlementFailed, lease, action=action, code=code)
 
     def _miss(self, lease: Lease) -> None:
-        """Note that the lease was not renewed in time. Lose it if it is held."""
+        """Note that a lease was not renewed in time, so another worker may have its message.
+
+        If the message is held and its loss is not noted yet, also note the loss.
+        """
         if lease.state is State.HELD and not lease.may_be_lost:
             self._lose(lease, is_void=False)
         lease.may_be_lost = True

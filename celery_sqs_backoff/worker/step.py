@@ -62,7 +62,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         upstream.remember_running_tasks(c)
 
     def start(self, c: Any) -> None:
-        """Start the parts. Celery calls this after Tasks and before the event loop."""
+        """Start the parts. Celery calls this after its step ``Tasks``, before the event loop."""
         if c.hub is not None:
             self._wake_event_loop = upstream.wake_event_loop(c.hub)
         channel = c.task_consumer.channel
@@ -79,8 +79,8 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
     def stop(self, c: Any) -> None:
         """Stop receiving. Celery calls this at every reconnect and shutdown.
 
-        Messages that wait are given back immediately. The messages of running tasks keep their
-        leases.
+        Messages whose tasks have not started are given back immediately. The messages of running
+        tasks keep their leases.
         """
         self._keeper.pulse.forget(EVENT_LOOP)
         self._receiver.pause()

@@ -137,7 +137,7 @@ class Throughput:
     def settled_within(self, seconds: float | None = None) -> int:
         """Return how many messages a busy worker settles in this time.
 
-        It is 0 if it is unknown, and 10 if the settlements are too fast for the clock.
+        Return 0 if no time was measured yet, and 10 if the settlements took no measurable time.
 
         Arguments:
             seconds: the time. ``None``: the average time of a call to SQS.
