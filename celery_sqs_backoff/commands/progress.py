@@ -12,7 +12,7 @@ import click
 from celery_sqs_backoff.redrive import events
 from celery_sqs_backoff.units import spell_duration
 
-from .text import safe
+from .text import counted, safe
 
 _IDS_SHOWN = 10
 
@@ -73,6 +73,9 @@ def _line(event: events.RedriveEvent) -> str | None:
             return f"failed ({safe(reason)}): {_ids(ids)}"
         case events.NotDeleted(ids, reason):
             return f"sent, but not deleted ({safe(reason)}): {safe(' '.join(ids), 100_000)}"
+        case events.RunWaits(messages, seconds):
+            hidden = counted(messages, "hidden message")
+            return f"waiting for {hidden}, for up to {spell_duration(seconds)}"
     return None
 
 

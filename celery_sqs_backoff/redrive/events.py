@@ -159,6 +159,18 @@ class InDoubt:
 
 
 @dataclass(frozen=True)
+class RunWaits:
+    """The run receives no message and waits, because a killed run may hide the rest.
+
+    ``messages``: number of messages that the run has not received. ``seconds``: it waits at most
+    this long.
+    """
+
+    messages: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Progress:
     """How far the run is. Emitted about once a second.
 
@@ -203,6 +215,7 @@ RedriveEvent: TypeAlias = (
     | Skipped
     | Poison
     | InDoubt
+    | RunWaits
     | Progress
     | Finished
 )

@@ -20,7 +20,14 @@ from math import ceil
 
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
 from ..threads import steady_seconds
-from .events import Ended, Progress, RedriveEvent, RedriveReport, Started
+from .events import (
+    Ended,
+    Progress,
+    RedriveEvent,
+    RedriveReport,
+    RunWaits,
+    Started,
+)
 from .files import Archive, NoJournal
 from .halt import Halt, carry_out
 from .ledger import Ledger
@@ -102,6 +109,7 @@ class RedriveRun:
             patient_until=clock() + max(0.0, min(patience, hold + 1)),
         )
         self._messages = 0  # in the source at the start
+        self._has_reported_wait = False
 
     def __call__(self) -> RedriveReport:
         """Redrive the messages, and return the report.
@@ -268,6 +276,10 @@ class RedriveRun:
 
     def _every_second(self) -> None:
         self._gate.watch(self._halt.clock())
+        seconds, unseen = self._sweep.seconds_to_wait, self._messages - self.ledger.places
+        if seconds and unseen > 0 and not self._has_reported_wait:
+            self._has_reported_wait = True
+            self.ledger.emit(RunWaits(unseen, seconds))
         self.ledger.emit(self._progress())
 
     def _progress(self) -> Progress:

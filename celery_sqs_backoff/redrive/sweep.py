@@ -162,6 +162,13 @@ class Sweep:
         except BaseException as exc:  # noqa: BLE001  # the run raises it at its end
             self.halt.fail(exc)
 
+    @property
+    def seconds_to_wait(self) -> float:
+        """Seconds to wait for hidden messages of an empty queue. 0 if the queue is not empty."""
+        if self._empty_polls < _EMPTY_POLLS:
+            return 0.0
+        return max(0.0, self.patient_until - self.halt.clock())
+
     def must_end(self) -> bool:
         return must_end(self.ledger, self.halt)
 

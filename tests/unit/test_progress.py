@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from celery_sqs_backoff.commands.progress import bar
-from celery_sqs_backoff.redrive.events import Failed, Progress, Started
+from celery_sqs_backoff.redrive.events import Failed, Progress, RunWaits, Started
 
 
 def show(stderr):
@@ -26,6 +26,7 @@ def show(stderr):
                 )
             )  # fmt: skip
             on_event(Failed(("id",), "too long"))
+            on_event(RunWaits(messages=35, seconds=95.0))
 
 
 def show_on_terminal(columns):
@@ -78,4 +79,5 @@ def test_pipe(tmp_path):
     assert (tmp_path / "err").read_text().splitlines() == [
         "journal: /tmp/j",
         "failed (too long): id",
+        "waiting for 35 hidden messages, for up to 1 min 35 s",
     ]

@@ -26,6 +26,7 @@ from celery_sqs_backoff.redrive.events import (
     InDoubt,
     MessagesSent,
     Progress,
+    RunWaits,
     Skipped,
     Started,
 )
@@ -630,10 +631,13 @@ def test_killed_between_batches(world):
     world.before_step = dies
     with pytest.raises(Killed):
         world.redrive()
-    world.before_step, world.dies_at = lambda: None, None
+    world.before_step, world.dies_at = lambda: world.run._every_second(), None
     assert len(world.sqs.queues[world.source.url].in_flight()) == 10
     report = world.redrive()
     assert (report.ended, report.sent, report.remaining) == (Ended.DONE, 10, 0)
+    (wait,) = (event for event in world.events if isinstance(event, RunWaits))
+    assert wait.messages == 10
+    assert 0 < wait.seconds < 31, "a minute and a half without a word"
 
 
 def test_not_given_back(world):
