@@ -18,7 +18,7 @@ _IDS_SHOWN = 10
 
 
 @contextmanager
-def bar() -> Iterator[Callable[[events.RedriveEvent], None]]:
+def show_progress() -> Iterator[Callable[[events.RedriveEvent], None]]:
     """Yield an ``on_event`` that shows notices, and the progress if stderr is a terminal."""
     progress = ""
 

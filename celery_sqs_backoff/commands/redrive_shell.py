@@ -31,7 +31,7 @@ from .command import CommandFailed
 from .environment import until_signalled
 from .exit_codes import DONE, FOUND, INTERRUPTED, NOTHING_MATCHED, UNREACHABLE, USAGE
 from .options import has_selection
-from .progress import bar
+from .progress import show_progress
 from .show import describe_cost, no_match, plan_as_dict, print_plan, print_report
 from .text import counted
 
@@ -198,7 +198,7 @@ class Shell:
     def run(self) -> RedriveReport:
         """Redrive, and show the progress."""
         rate = self._options["rate"]
-        shown = nullcontext(self._print_event) if self._as_json else bar()
+        shown = nullcontext(self._print_event) if self._as_json else show_progress()
         stop = threading.Event()
         with ExitStack() as signals, shown as on_event:
 

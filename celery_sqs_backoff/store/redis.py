@@ -89,21 +89,21 @@ class RedisStore:
         return f"Redis has maxmemory {limit} bytes, and maxmemory-policy {policy}"
 
     def add(self, key: str, value: str, ttl: float) -> str | None:
-        there: str | None = self.run_script(_ADD, key, value, *_end(ttl))
+        there: str | None = self._run_script(_ADD, key, value, *_end(ttl))
         return there
 
     def get(self, key: str) -> str | None:
-        value: str | None = self.run_script(_GET, key)
+        value: str | None = self._run_script(_GET, key)
         return value
 
     def replace(self, key: str, old: str, new: str, ttl: float | None) -> bool:
         end = ("KEEPTTL",) if ttl is None else _end(ttl)
-        return bool(self.run_script(_REPLACE, key, old, new, *end))
+        return bool(self._run_script(_REPLACE, key, old, new, *end))
 
     def delete(self, key: str, old: str) -> bool:
-        return bool(self.run_script(_DELETE, key, old))
+        return bool(self._run_script(_DELETE, key, old))
 
-    def run_script(self, script: str, key: str, *arguments: object) -> Any:
+    def _run_script(self, script: str, key: str, *arguments: object) -> Any:
         """Run a script on one key."""
         from redis import exceptions
 

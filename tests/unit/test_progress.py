@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from celery_sqs_backoff.commands.progress import bar
+from celery_sqs_backoff.commands.progress import show_progress
 from celery_sqs_backoff.redrive.events import Failed, Progress, RunWaits, Started
 
 
@@ -17,7 +17,7 @@ def show(stderr):
     """Show a run that is half done, and fails one message."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", stderr)
-        with bar() as on_event:
+        with show_progress() as on_event:
             on_event(Started("run", "dlq", messages=80, threads=1, journal="/tmp/j"))
             on_event(
                 Progress(
