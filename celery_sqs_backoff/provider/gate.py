@@ -73,12 +73,10 @@ NEAR_SECONDS = 2.0
 SHORTEST_QUEUE_SECONDS, LONGEST_QUEUE_SECONDS = 30.0, 7200.0
 
 #: While the gate is RECOVERING, a failed message comes back after half a second for each of its
-#: receives, of which at most four count. If it has failed more than twice in this worker, the pause
-#: doubles with each failure, up to a minute, because the provider may never take the message. A
-#: message with few receives left waits for a minute, because each early return costs a receive.
-SOON_SECONDS, SOON_RECEIVES, SOON_TIMES, LATEST_SECONDS = 0.5, 4, 2, 60.0
-#: While the gate is CLOSED, a refused message comes back within this time.
-REFUSED_LATEST_SECONDS = 30.0
+#: receives, but at most half a minute. So a message that the provider never takes is tried less and
+#: less often. A message with few receives left waits for half a minute, because each return costs a
+#: receive. While the gate is CLOSED, a refused message comes back within half a minute.
+SOON_SECONDS, LATEST_SECONDS = 0.5, 30.0
 
 #: While a provider recovers, there are few calls. If half of them fail, some fail in a row by
 #: chance. So the gate opens again only if no call has succeeded for this many times
@@ -95,7 +93,7 @@ PULL_DOUBLES_SECONDS, LONGEST_PULL = 0.5, 10.0
 #: Pause between two searches for messages to bring forward.
 RECOVERY_LOOK_SECONDS, OUTAGE_LOOK_SECONDS = 0.25, 1.0
 
-#: A gate remembers at most this many running calls, and this many failed messages of a recovery.
+#: A gate remembers at most this many running calls.
 MOST_CALLS = 10_000
 
 #: A stopping worker lets its hidden messages return at ten a second, or faster if this would take
@@ -208,7 +206,6 @@ class ProviderGate:
         self.opened_at = self.next_probe_at = 0.0
         self._rng, self._most_failures, self._probe_interval = rng, failures, probe_interval
         self._began: dict[str, float] = {}
-        self._failures: dict[str, int] = {}
         self.probe: str | None = None
         self._probed_at = self._looked_at = self._busy_at = self._owed = 0.0
         self._pull = 1.0
@@ -288,7 +285,6 @@ class ProviderGate:
             was_away = is_quiet and self._in_a_row >= self._most_failures
             self._answered_at = now
             self._reset_failures_in_a_row()
-            self._failures.pop(message_id, None)
             if is_probe:
                 self._recover(now)
             elif was_away and self.state is GateState.RECOVERING:
@@ -298,17 +294,16 @@ class ProviderGate:
                 self.next_probe_at = min(self.next_probe_at, now)
         elif is_probe:
             self._probe_later(now, retry_after)
-        elif reply is not None and self.state is not GateState.OPEN:
-            if self.state is GateState.RECOVERING and reply is Reply.FAILED:
-                self._failures[message_id] = self._failures.pop(message_id, 0) + 1
-                if len(self._failures) > MOST_CALLS:
-                    del self._failures[next(iter(self._failures))]
-            if self._have_enough_failed(message_id, reply):
-                if now >= self._may_be_up_until():
-                    self.state, self.opened_at = GateState.OPEN, now
-                    self._probe_later(now, retry_after)
-                elif self.state is GateState.CLOSED:
-                    self._recover(now)
+        elif (
+            reply is not None
+            and self.state is not GateState.OPEN
+            and self._have_enough_failed(message_id, reply)
+        ):
+            if now >= self._may_be_up_until():
+                self.state, self.opened_at = GateState.OPEN, now
+                self._probe_later(now, retry_after)
+            elif self.state is GateState.CLOSED:
+                self._recover(now)
         if reply is not None and self.state is GateState.RECOVERING and not is_probe:
             self.rate.ended(reply, began, now)
 
@@ -328,7 +323,7 @@ class ProviderGate:
         """
         message = replace(message, longest=max(delay, message.longest), own_delay=delay)
         hold = self._delay_after_failure(message, reply, delay, now, floor)
-        if message.is_spared and self.state is GateState.RECOVERING:
+        if self.state is GateState.RECOVERING:
             floor = hold
         return self._hide(message, hold, now, not_before=now + floor)
 
@@ -339,40 +334,30 @@ class ProviderGate:
             return delay
         if self.state is GateState.OPEN:
             return max(delay, self._choose_hold(message, now)) if self.hidden.has_room else delay
-        if reply not in (Reply.REFUSED, Reply.FAILED):
+        is_well = self.state is GateState.CLOSED
+        if reply not in (Reply.REFUSED, Reply.FAILED) or (is_well and reply is Reply.FAILED):
             return delay
-        soon = SOON_SECONDS * min(message.receives, SOON_RECEIVES)
-        if message.is_spared:
-            soon = LATEST_SECONDS
-        if self.state is GateState.CLOSED:
-            if reply is not Reply.REFUSED:
-                return delay
-            soon = self._rng.uniform(0.0, REFUSED_LATEST_SECONDS)
-        elif self._keeps_failing(message) and not message.is_spared:
-            doubled = 2.0 ** min(self._failures[message.id], 20)
-            soon = self._rng.uniform(0.5, 1.0) * min(doubled, LATEST_SECONDS)
-        return min(delay, max(floor, soon))
+        if is_well:
+            soon = self._rng.uniform(0.0, LATEST_SECONDS)
+        else:
+            soon = LATEST_SECONDS if message.is_spared else SOON_SECONDS * message.receives
+        return min(delay, max(floor, min(soon, LATEST_SECONDS)))
 
     def _hide(
         self, message: Message, seconds: float, now: float, *, not_before: float = 0.0
     ) -> Look:
-        """Return the decision to hide a message. It may usually be brought forward.
+        """Return the decision to hide a message.
 
-        It may not if it has often failed in this recovery. The next recovery brings forward all
-        messages that are hidden while the provider is down. A probe costs a receive, so a message
-        with few receives left may probe only after its own delay.
+        A probe costs a receive, so a message with few receives left may probe only after its own
+        delay.
         """
         recall = None
-        is_left_out = self.state is GateState.RECOVERING and self._keeps_failing(message)
-        if message.is_recallable and not is_left_out:
+        if message.is_recallable:
             probe_from = now + message.own_delay if message.is_spared else 0.0
             recall = Recall(
                 self.hidden, not_before, probe_from, message.next_is_last, message.receives
             )
         return Look(seconds, recall=recall)
-
-    def _keeps_failing(self, message: Message) -> bool:
-        return self._failures.get(message.id, 0) > SOON_TIMES
 
     # Hidden messages
 
@@ -394,7 +379,6 @@ class ProviderGate:
             self._busy_at = now
         elif now > self._busy_at + CALM_SECONDS:
             self.state = GateState.CLOSED
-            self._failures.clear()
             return []
         rate = self.rate.rate
         is_behind = waiting >= max(1.0, rate)
@@ -483,7 +467,6 @@ class ProviderGate:
         self.state, self.probe, self.rate = GateState.RECOVERING, None, RecoveryRate(now)
         self._answered_at = self._busy_at = self._looked_at = now
         self._owed = self._pull = 1.0
-        self._failures.clear()
         self._reset_failures_in_a_row()
 
     def _choose_hold(self, message: Message, now: float) -> float:
