@@ -1,4 +1,4 @@
-"""Celery on Amazon SQS: a failing task keeps its message and comes back after a jittered delay."""
+"""Retry failed Celery tasks on Amazon SQS by hiding their messages for a delay with jitter."""
 
 import sys
 from types import ModuleType
@@ -40,10 +40,11 @@ __all__ = [
 
 
 class _Package(ModuleType):
-    """Imports ``redrive``, and with it boto3, on first use, because tasks do not need it.
+    """The class of this module, which imports ``redrive`` and boto3 only on first use.
 
-    A ``__getattr__`` of the module would not suffice. A subpackage has the same name as the
-    function, and importing it sets the attribute to the subpackage.
+    Tasks need neither. A ``__getattr__`` of the module would not suffice: Python calls it only for
+    a missing attribute, and the import of the subpackage ``redrive`` sets the attribute of that
+    name.
     """
 
     @property
@@ -54,7 +55,7 @@ class _Package(ModuleType):
 
     @redrive.setter
     def redrive(self, subpackage: ModuleType) -> None:
-        """Ignore the subpackage, because ``celery_sqs_backoff.redrive`` is the function."""
+        """Ignore the subpackage that an import sets here, because the attribute is the function."""
 
 
 sys.modules[__name__].__class__ = _Package

@@ -1,4 +1,4 @@
-"""Run tasks for messages that other senders than Celery send, such as S3, SNS and EventBridge.
+"""Run tasks for messages from senders other than Celery, such as S3, SNS and EventBridge.
 
 Name one adapter per queue in the app's settings::
 
@@ -9,9 +9,9 @@ Name one adapter per queue in the app's settings::
 An adapter is a callable ``(body, attributes) -> (task name, args, kwargs)``. It gets the message's
 body as text, and its message attributes by name, as text or bytes. If it does not understand the
 message, it returns ``None``, and the message stays on the queue. If the message needs no task, it
-returns :data:`IGNORE`, and the worker deletes the message. The worker calls the adapter in a thread
-of its main process at each receive. So the adapter must be quick and must depend only on its
-arguments.
+returns :data:`IGNORE`, and the worker deletes the message. The worker's main process calls the
+adapter each time that it receives a message. So the adapter must be quick and must depend only on
+its arguments.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _s3_record(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-#: Types of messages about the subscription itself. They carry no published message.
+#: Types of messages about the subscription itself, which contain no published message.
 _SNS_CONFIRMATIONS = ("SubscriptionConfirmation", "UnsubscribeConfirmation")
 
 

@@ -42,7 +42,7 @@ __all__ = [
     "running_provider_proxy",
 ]
 
-#: Seconds that the provider may take to answer the proxy.
+#: Seconds that the proxy waits for the provider's answer.
 _PROVIDER_TIMEOUT_SECONDS = 30
 
 #: Headers that the proxy does not forward: they are about one connection (RFC 9110, 7.6.1), or the
@@ -55,7 +55,7 @@ _NOT_PASSED_ON = {
 
 @dataclass(frozen=True)
 class ProviderRequest:
-    """A request to the provider.
+    """A request that the proxy has received for the provider.
 
     ``path`` includes the query. The case of names in ``headers`` does not matter.
     """
@@ -72,13 +72,13 @@ class ProviderRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A fault for chosen requests. ``fail`` and ``drop_answer`` make one.
+    """A fault that the proxy injects into chosen requests. Make it by ``fail`` or ``drop_answer``.
 
     Arguments:
         when: ``(request) -> bool`` chooses the requests. ``None`` (default) = all requests. If the
             callable raises, the proxy closes the connection and prints the traceback on stderr.
-        times: number of requests that get the fault, from 1 up. Later requests are forwarded.
-            ``None`` (default) = all.
+        times: number of requests that get the fault, from 1 up. Later requests do not get it.
+            ``None`` (default) = no limit.
         per: ``(request) -> id``. With it, ``times`` is counted separately for each ID. ``None``
             (default) = one count for all requests.
 
@@ -102,7 +102,7 @@ class Fault:
 def fail(
     status: int = 503, *, headers: Mapping[str, str] | None = None, body: bytes = b"", **which: Any
 ) -> Fault:
-    """Return a fault by which the proxy itself answers. The provider does not get the request.
+    """Return a fault for which the proxy itself answers. The provider does not get the request.
 
     Arguments:
         status: status of the answer, 200 to 599. Default 503.
@@ -114,7 +114,7 @@ def fail(
 
 
 def drop_answer(**which: Any) -> Fault:
-    """Return a fault by which the provider gets the request, but its answer is lost.
+    """Return a fault for which the provider gets the request, but its answer is lost.
 
     The proxy closes the connection to the caller instead of forwarding the answer.
 
@@ -182,14 +182,14 @@ class ProviderProxy:
             forwarded, answer = _forward(self._upstream, request)
             if fault is not None and fault.kind == "drop-answer":
                 answer = None
-        # Record the exchange before the answer is sent, so that the caller then finds it.
+        # Record the exchange before the answer is sent, so that the caller finds it afterwards.
         with self._lock:
             status = None if answer is None else answer[0]
             self._exchanges.append(Exchange(request, forwarded, status, fault))
         return answer
 
 
-#: Status, headers and body.
+#: An answer: status, headers and body.
 _Answer = tuple[int, Iterable[tuple[str, str]], bytes]
 
 

@@ -14,8 +14,8 @@ __all__ = ["lease_lost", "provider_changed"]
 
 #: This worker has lost, or may have lost, the message of a task that runs in its pool. Either SQS
 #: refuses the receipt handle, or the message's visibility timeout ended while the worker could not
-#: reach SQS. Another worker may already be running the message. Sent from a thread of its own, once
-#: per run, with
+#: reach SQS. Another worker may already be running the message. The worker sends the signal once
+#: per run, from a thread of its own, with
 #:
 #: * ``sender``: the task,
 #: * ``task_id``, ``message_id``, ``queue`` (the queue's name): strings.
@@ -23,10 +23,11 @@ __all__ = ["lease_lost", "provider_changed"]
 #: The running task can poll :attr:`celery_sqs_backoff.SQSBackoffTask.lease_lost`.
 lease_lost = Signal(name="lease_lost", providing_args={"task_id", "message_id", "queue"})
 
-#: The state of a provider has changed in this worker. Sent in order, from a thread of its own, with
+#: This worker has found that the state of a provider has changed. The worker sends the signals in
+#: the order of the changes, from a thread of its own, with
 #:
 #: * ``sender``: the provider's name,
 #: * ``state``: ``"paused"`` (it seems to be down, and its messages wait), ``"recovering"`` (its
-#:   calls are limited, and its messages are brought forward) or ``"ok"``,
-#: * ``tenant``: a digest of the tenant, or empty without a key.
+#:   calls are limited, and its hidden messages come back earlier) or ``"ok"``,
+#: * ``tenant``: a digest of the tenant's ID, or empty if the provider has no ``key``.
 provider_changed = Signal(name="provider_changed", providing_args={"state", "tenant"})

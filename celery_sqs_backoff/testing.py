@@ -104,7 +104,7 @@ ACCESS_KEY = SECRET_KEY = "testing"
 
 @dataclass(frozen=True, kw_only=True)
 class LocalQueue:
-    """A queue on the local SQS. ``dlq``: its dead-letter queue, or ``None`` without one."""
+    """A queue on the local SQS. ``dlq`` is its dead-letter queue, or ``None`` without one."""
 
     name: str
     url: str
@@ -112,12 +112,12 @@ class LocalQueue:
     dlq: LocalQueue | None = None
 
 
-#: The type of the fixture ``sqs_queue_factory``: takes the arguments of ``create_local_queue``.
+#: The function that the fixture ``sqs_queue_factory`` returns.
 LocalQueueFactory = Callable[..., LocalQueue]
 
 
 def local_sqs_client(endpoint_url: str, **config: Any) -> SQSClient:
-    """Return a boto3 client with dummy credentials. ``config``: arguments of ``Config``."""
+    """Return a boto3 client of a local SQS. ``config`` has arguments of botocore's ``Config``."""
     session = boto3.Session(
         region_name=REGION, aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY
     )
@@ -165,14 +165,15 @@ def create_local_queue(
 def _create(
     client: SQSClient, name: str, attributes: Mapping[str, str], dlq: LocalQueue | None = None
 ) -> LocalQueue:
-    url = client.create_queue(QueueName=name, Attributes=dict(attributes))["QueueUrl"]  # type: ignore[arg-type]  # names are the caller's
+    url = client.create_queue(QueueName=name, Attributes=dict(attributes))["QueueUrl"]  # type: ignore[arg-type]
     answer = client.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
     return LocalQueue(name=name, url=url, arn=answer["Attributes"]["QueueArn"], dlq=dlq)
 
 
 def local_sqs_settings(endpoint_url: str, *queues: LocalQueue) -> dict[str, Any]:
-    """Return Celery settings for an app that uses only these queues. The first is the default.
+    """Return Celery settings for an app that uses only these queues.
 
+    The first queue is the app's default queue.
     The queues are ``predefined_queues``. A send to any other queue raises kombu's
     ``UndefinedQueueException`` and does not create that queue.
     """
@@ -184,9 +185,9 @@ def local_sqs_settings(endpoint_url: str, *queues: LocalQueue) -> dict[str, Any]
         "broker_transport_options": {
             "region": REGION,
             "is_secure": urlsplit(endpoint_url).scheme == "https",
-            # No long polls: the server would continue a poll after its worker has stopped. The poll
-            # would receive the next message, and the message would stay hidden for its whole
-            # visibility timeout.
+            # Make no long polls, because the server continues a poll even if its worker has
+            # stopped. Such a poll would receive the next message, which would then stay hidden for
+            # its whole visibility timeout.
             "wait_time_seconds": 0,
             "polling_interval": 0.05,
             "predefined_queues": {queue.name: {"url": queue.url} for queue in queues},
@@ -216,7 +217,7 @@ def on_local_sqs(app: Celery, endpoint_url: str, *queues: LocalQueue) -> Iterato
         patch.delenv("CELERY_RESULT_BACKEND", raising=False)
         patch.delenv("TEST_BROKER", raising=False)  # read by celery.contrib.testing
         settings = local_sqs_settings(endpoint_url, *queues)
-        app.conf.get("broker_url")  # the first read makes Celery replace ``app.conf``
+        app.conf.get("broker_url")  # before the patch, because Celery replaces ``conf`` when read
         # Records of another test, or of a real store, must not affect this test.
         settings["sqs_backoff"] = {**(app.conf.get("sqs_backoff") or {}), "store": MemoryStore()}
         for name, value in settings.items():
@@ -267,8 +268,8 @@ def running_worker(
             yield worker
     finally:
         setup_logging.disconnect(_leave_logging_alone)
-        # Wait for receives that are under way, because they could receive the next test's message.
-        # They end soon, because they are no long polls.
+        # A receive that is under way could receive the next test's message. So wait for its end,
+        # which comes soon, because it is no long poll.
         for thread in set(threading.enumerate()) - others:
             if thread.name.startswith("sqs-poll-"):
                 thread.join(timeout=5)
@@ -288,11 +289,11 @@ def _leave_logging_alone(**_: object) -> None:
 
 @pytest.fixture(scope="session")
 def sqs_server() -> Iterator[str]:
-    """Start an SQS in this process on a free port of 127.0.0.1, and return its endpoint URL.
+    """Start a local SQS in this process, on a free port of 127.0.0.1. Return its endpoint URL.
 
     All tests of the session share the server. Each test has queues of its own.
     """
-    try:  # imported late, because tests without SQS need not wait for the import
+    try:  # import moto only here, because the import is slow, and not all tests need SQS
         from moto.server import ThreadedMotoServer
     except ImportError as exc:
         raise ImportError(_INSTALL.format("moto")) from exc
@@ -315,7 +316,10 @@ def sqs_client(sqs_server: str) -> SQSClient:
 
 @pytest.fixture
 def sqs_queue_factory(sqs_client: SQSClient) -> Iterator[LocalQueueFactory]:
-    """Return a function like :func:`create_local_queue`. Delete its queues after the test."""
+    """Return a function that creates queues, which are deleted after the test.
+
+    It takes the arguments of :func:`create_local_queue` except ``client``.
+    """
     made: list[LocalQueue] = []
 
     def create(**options: Any) -> LocalQueue:
@@ -346,13 +350,13 @@ def sqs_celery_app(sqs_server: str, sqs_queue: LocalQueue) -> Iterator[Celery]:
 def sqs_worker(sqs_celery_app: Celery) -> Callable[..., AbstractContextManager[WorkController]]:
     """Return a function that runs a worker on ``sqs_celery_app``, in ``with sqs_worker():``.
 
-    It takes the arguments of :func:`running_worker`.
+    It takes the arguments of :func:`running_worker` except ``app``.
     """
     return partial(running_worker, sqs_celery_app)
 
 
 @pytest.fixture
 def provider_proxy() -> Iterator[Callable[[str], ProviderProxy]]:
-    """Return a function that starts a proxy for injected faults, ``provider_proxy(upstream)``."""
+    """Return the function ``provider_proxy(upstream)``, which starts a fault-injecting proxy."""
     with ExitStack() as stack:
         yield lambda upstream: stack.enter_context(running_provider_proxy(upstream))

@@ -13,20 +13,20 @@ from collections.abc import Callable, Sequence
 from traceback import walk_tb
 from typing import Any
 
-#: Default limit of ``printable``. Names of tasks, IDs and names of queues are mostly shorter.
+#: Default limit of ``printable``. Names of tasks and queues, and IDs, are mostly shorter.
 _NAME_CHARACTERS = 200
 
-#: A log line about a bug of this package names this number of places instead of a traceback.
+#: A log line about a bug of this package has the last calls of the traceback, this many at most.
 BUG_CALLS = 6
 
-#: ``printable`` shows only the type of a larger integer, because IDs and counts are smaller.
+#: ``printable`` shows only the type of an integer with more bits. IDs and counts have fewer.
 _MAX_BITS = 128
 
-#: Deepest nesting of JSON from outside. Python's own limit depends on its version.
+#: Deepest nesting that is accepted in JSON. Python's own limit depends on its version.
 _MAX_JSON_DEPTH = 500
 
-#: Largest number of digits to parse, more than any count or time has. Python's time to parse an
-#: integer grows with the square of its digits.
+#: Largest number of digits to parse, because counts and times have fewer. Python's time to parse an
+#: integer grows with the square of the number of digits.
 _MAX_DIGITS = 20
 
 
@@ -57,7 +57,7 @@ def printable(value: object, limit: int = _NAME_CHARACTERS) -> str:
 
 
 def name_some(names: Sequence[str], most: int) -> str:
-    """Return the first ``most`` names as text, and how many more there are."""
+    """Return the first ``most`` names as text, such as ``a, b and 3 more``."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -71,11 +71,11 @@ def type_name(exc: BaseException) -> str:
 def error_site(exc: BaseException, *, calls: int = 1) -> str:
     """Return an exception's type and place, as in ``builtins.OSError at undo.py:3 in undo``.
 
-    The text of an exception may quote a task's arguments or a credential. So leave out the texts of
-    the exception and of its causes, and do not format a traceback, which has all these texts.
+    The texts of an exception and of its causes may quote a task's arguments or a credential. So the
+    result has none of them, and is no formatted traceback, which would have them all.
 
     Args:
-        calls: number of places to name, the innermost first. Default 1.
+        calls: number of calls in the traceback to name, the innermost first. Default 1.
     """
     places = [
         printable(f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}")
@@ -89,11 +89,10 @@ def read_json_object(
 ) -> dict[str, Any] | None:
     """Return the JSON object in a text from any sender, or ``None`` if the text is anything else.
 
-    An integer with more than 20 digits is read as infinite.
-
     Args:
-        loads: function that reads JSON. ``None`` = Python's own. kombu's ``loads`` also creates
-            objects, and may raise any exception.
+        loads: function that reads JSON. ``None`` = Python's own, which here reads an integer with
+            more than 20 digits as infinite. kombu's ``loads`` also creates objects, and may raise
+            any exception.
     """
     try:
         found = json.loads(text, parse_int=_parse_int) if loads is None else loads(text)  # type: ignore[arg-type]
@@ -105,7 +104,7 @@ def read_json_object(
 def read_body(
     body: str, loads: Callable[[str | bytes], Any] | None = None
 ) -> dict[str, Any] | None:
-    """Read a message's body as a JSON object, plain or in base64, or return ``None``.
+    """Return the JSON object in a message's body, plain or in base64, or ``None`` without one.
 
     Args:
         loads: as for :func:`read_json_object`.
@@ -119,7 +118,7 @@ def read_body(
 
 
 def nests_too_deep(value: object) -> bool:
-    """Return whether lists and dicts nest more than 500 levels deep, so that JSON may fail."""
+    """Return whether lists and dicts nest more than 500 levels deep. JSON may fail on them."""
     level: list[Any] = [value]
     for _ in range(_MAX_JSON_DEPTH + 1):
         outer, level = level, []

@@ -1,4 +1,4 @@
-"""Start daemon threads, make calls with a time limit, and read a clock that counts a suspend."""
+"""Start daemon threads, make calls with a time limit, and read a clock that never stops."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-#: Linux stops CLOCK_MONOTONIC during a suspend, but not CLOCK_BOOTTIME. On macOS
+#: While a machine is suspended, Linux stops CLOCK_MONOTONIC, but not CLOCK_BOOTTIME. On macOS
 #: ``time.monotonic()`` stops, but CLOCK_MONOTONIC goes on.
 #: https://docs.python.org/3/library/time.html#time.CLOCK_BOOTTIME
 _CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 def steady_seconds() -> float:
-    """Return seconds on a clock that never goes back and that counts a suspend."""
+    """Return the seconds of a clock that never goes back and never stops, even during a suspend."""
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
 def start_daemon(name: str, run: Callable[[], object]) -> threading.Thread | None:
-    """Start a daemon thread. The process does not wait for it at its end.
+    """Start a daemon thread. When the process ends, it does not wait for the thread.
 
     Returns:
-        The thread. ``None`` if the machine has no thread left, or the interpreter is ending. The
-        caller may try again later.
+        The thread. ``None`` if the machine allows no further thread, or the interpreter is ending.
+        The caller may try again later.
     """
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
@@ -47,7 +47,7 @@ def call_in_time(call: Callable[[], T], *, seconds: float) -> Future[T] | None:
 
     Returns:
         The future of the call. ``done()`` is false if the call is still under way. ``None`` if the
-        machine has no thread left, so that the call was not made.
+        call was not made, because the machine allows no further thread.
     """
     future: Future[T] = Future()
     try:
@@ -63,18 +63,18 @@ def call_in_time(call: Callable[[], T], *, seconds: float) -> Future[T] | None:
 
 
 class SharedCall(Generic[T]):
-    """A call that several threads share, so that it is made only once at a time.
+    """A function that several threads call, but that runs only once at a time.
 
-    A thread waits only until the call has been under way for the given seconds. So if a call hangs,
-    threads that ask later do not wait for it.
+    If it is already running, a thread waits for the result of that run. It waits only until the
+    function has run for the given seconds. So if the function hangs, later threads do not wait.
 
     Arguments:
-        call: the call, which runs in a thread of its own.
+        call: the function. It runs in a thread of its own.
         clock: returns monotonic seconds.
     """
 
     class TakesTooLong(Exception):
-        """The call did not end within the given seconds, or the machine has no thread left."""
+        """The call did not end within the given seconds, or the machine allows no thread for it."""
 
     def __init__(self, call: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
         self._call = call
@@ -84,11 +84,11 @@ class SharedCall(Generic[T]):
         self._begun_at = 0.0
 
     def result(self, *, seconds: float) -> T:
-        """Return the result of the call under way, or make a new call.
+        """Return the result of the call that is under way, or else of a new call.
 
         Raises:
-            SharedCall.TakesTooLong: the call has been under way for ``seconds`` without an end, or
-                the machine has no thread left for a new call.
+            SharedCall.TakesTooLong: the call has been under way for ``seconds`` and has not ended,
+                or the machine allows no thread for a new call.
             Exception: the error that the call raised.
         """
         with self._lock:
@@ -111,15 +111,16 @@ class _Caller:
     """
 
     def __init__(self) -> None:
-        #: Calls that this thread makes. Add a call only while the thread is new or idle.
+        #: Calls for this thread to make. Add a call only while the thread is new or idle.
         self.work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
 
     def run(self) -> None:
         while True:
-            _carry_out(*self.work.get(), self)  # no variable may keep a large answer alive
+            # Use no local variable. While the thread is idle, it would keep a large answer alive.
+            _carry_out(*self.work.get(), self)
 
 
-#: Threads that have no call. A forked process empties this list, because a fork copies no threads.
+#: Threads that wait for a call. A forked process empties the list, because a fork copies none.
 _idle: deque[_Caller] = deque()
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_idle.clear)
@@ -131,7 +132,8 @@ def _carry_out(future: Future[T], call: Callable[[], T], caller: _Caller) -> Non
     except BaseException as exc:  # noqa: BLE001  # ``result()`` raises it again
         settle = partial(future.set_exception, exc)
     try:
-        _idle.append(caller)  # before ``settle``, so that the waiting thread can reuse this one
+        # Before ``settle()``, so that the thread that waits for the result can reuse this thread.
+        _idle.append(caller)
         settle()
     finally:
         del future, settle  # avoids a cycle: the traceback of an exception refers to this frame

@@ -2,7 +2,7 @@
 
 The class of some errors does not show this. A timeout has the same class while a client connects
 and while it waits for an answer, but the tracebacks differ. A traceback can only prove that the
-request was not sent. Without this proof, the failure stays in doubt.
+request was not sent. Without this proof, the provider may have processed the request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def frames(exc: BaseException) -> Iterator[tuple[str, str, FrameType]]:
 
 
 def list_functions(exc: BaseException, module: str) -> set[str]:
-    """Return the names of a module's functions in the error's traceback."""
+    """Return the names of the functions of ``module`` that are in the error's traceback."""
     return {function for name, function, _ in frames(exc) if name == module}
 
 
@@ -51,9 +51,9 @@ def iter_wrapped(exc: BaseException) -> Iterator[BaseException]:
 
 
 def before_the_request(exc: BaseException) -> bool:
-    """Return whether the error was raised in a connection, a proxy's tunnel or a TLS handshake.
+    """Return whether the error was raised while the library connected to the server.
 
-    The library does all three before it sends the request.
+    This includes a proxy's tunnel and the TLS handshake. The library sends the request afterwards.
     """
     return any(
         _connects(module, function) for e in iter_wrapped(exc) for module, function, _ in frames(e)
@@ -61,7 +61,7 @@ def before_the_request(exc: BaseException) -> bool:
 
 
 def was_tried_before(exc: BaseException) -> bool:
-    """Return whether urllib3 or stripe had already sent the request in an earlier attempt.
+    """Return whether urllib3 or stripe may have sent the request in an earlier attempt.
 
     Both libraries retry, and raise only the error of the last attempt. The provider may have
     processed an earlier attempt even if the last attempt got no connection.
@@ -81,9 +81,10 @@ def _was_tried(module: str, function: str, frame: FrameType) -> bool:
 
 
 def was_sent(error: BaseException | None) -> bool:
-    """Return whether an attempt may have been sent. False only if it failed while connecting.
+    """Return whether the request of an attempt may have been sent.
 
-    ``error``: the error of the attempt; ``None`` = it ended with a status.
+    It was not sent if the attempt failed while connecting. ``error`` is the attempt's error, or
+    ``None`` if the server answered with a status.
     """
     return error is None or not (
         any(type(e).__name__ in _NO_CONNECTION for e in iter_wrapped(error))
@@ -91,7 +92,7 @@ def was_sent(error: BaseException | None) -> bool:
     )
 
 
-#: Errors of urllib3 for attempts that got no connection, so that no request was sent.
+#: Errors that urllib3 raises if it got no connection, so that it sent no request.
 _NO_CONNECTION = ("NewConnectionError", "NameResolutionError", "ConnectTimeoutError")
 
 #: OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED. These errors end when
@@ -106,9 +107,10 @@ def certificate_failed(exc: BaseException) -> bool:
 
 
 def certificate_rejected(exc: BaseException) -> bool:
-    """Return whether the certificate has a wrong name or an unknown authority.
+    """Return whether the client refused the certificate for good, such as for a wrong name.
 
-    A retry does not help then. An expired certificate does not count, because it will be renewed.
+    A retry does not help then. A certificate that has expired, or is not valid yet, does not count,
+    because that will change.
     """
     return any(
         isinstance(error, SSLCertVerificationError) and error.verify_code not in _PASSING
@@ -131,7 +133,7 @@ def had_sent_other_mails(exc: BaseException) -> bool:
 
 
 def proxy_wants_credentials(exc: BaseException) -> bool:
-    """Return whether a proxy refused its tunnel with 407, so that a retry does not help."""
+    """Return whether a proxy required credentials (407). A retry does not help then."""
     return any("407 Proxy Auth" in str(error) for error in iter_wrapped(exc))
 
 

@@ -1,4 +1,4 @@
-"""Read and write rates and durations in the form that people use."""
+"""Read and write rates and durations in the form that people use, such as ``10/s`` and ``2d``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def parse_rate(value: str | float | None, name: str = "rate") -> float | None:
 
     Arguments:
         value: text, or a number per second. ``None`` = no limit.
-        name: name of the option, for the error.
+        name: name of the option, for the error's text.
 
     Returns:
         The number per second, or ``None`` for ``None``.
@@ -25,7 +25,8 @@ def parse_rate(value: str | float | None, name: str = "rate") -> float | None:
         TypeError: the value is not text or a number.
         ValueError: the value is not a rate, or not above 0.
     """
-    from celery.utils.time import rate as celery_rate  # pure modules must not import Celery
+    # Import Celery only here, because pure modules import this module.
+    from celery.utils.time import rate as celery_rate
 
     if value is None:
         return None
@@ -48,13 +49,13 @@ def parse_duration(value: str | float | timedelta | None, name: str) -> float | 
 
     Arguments:
         value: text, seconds or a timedelta. ``None`` = not given.
-        name: name of the option, for the error.
+        name: name of the option, for the error's text.
 
     Returns:
         Seconds, or ``None`` for ``None``.
 
     Raises:
-        ValueError: the value has another form.
+        ValueError: the text is not a duration, or the value is negative, infinite or NaN.
         TypeError: the value is not text, a number or a timedelta.
     """
     if value is None or not isinstance(value, str):
@@ -71,7 +72,7 @@ def parse_duration(value: str | float | timedelta | None, name: str) -> float | 
 
 
 def spell_duration(seconds: float) -> str:
-    """Return a duration in its two largest units, as ``"2 d 3 h"``, ``"4 min 10 s"``, ``"0 s"``."""
+    """Return a duration in its two largest units, such as ``"2 d 3 h"`` or ``"4 min 10 s"``."""
     left = int(max(0, seconds))
     parts: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
@@ -82,7 +83,7 @@ def spell_duration(seconds: float) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """Return a time in one spelled-out unit, as ``"3.5 minutes"``, ``"36 hours"``, ``"4 days"``."""
+    """Return a duration in one unit as a word, such as ``"3.5 minutes"`` or ``"36 hours"``."""
     for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= (1.5 if unit != "day" else 2) * length:
             number = round(seconds / length, 1)

@@ -1,1 +1,1 @@
-"""Decisions about a failed run. Pure, without Celery and boto3; time and chance are arguments."""
+"""Decide whether a failed task is retried, and when. Pure code, without Celery and boto3."""

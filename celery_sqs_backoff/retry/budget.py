@@ -1,7 +1,7 @@
 """Decides whether a message's budgets allow another retry.
 
-The budgets are the task's limits: ``max_retries``, ``retry_for`` and ``crash_budget``, and the
-queue's ``maxReceiveCount`` and retention period. This module takes plain numbers only, which
+The budgets are limits of the task (``max_retries``, ``retry_for``, ``crash_budget``) and of the
+queue (``maxReceiveCount``, retention period). This module takes plain numbers only, which
 ``sqs.delivery`` reads from a message.
 """
 
@@ -21,14 +21,14 @@ from .policies import FullJitter, Policy, RandomSource, to_seconds
 
 logger = logging.getLogger(__name__)
 
-#: A message that waits for its provider comes back for a last run before ``retry_for`` ends: this
-#: many seconds earlier, or this share of ``retry_for`` if that is less. The time is needed because
-#: SQS shows a message a little late, and the worker may be busy.
+#: While a provider is down, its messages are hidden without a run. Each gets a last run this many
+#: seconds before ``retry_for`` ends, or this share of ``retry_for`` before the end if that is less.
+#: The time is needed because SQS shows a message a little late, and the worker may be busy.
 LAST_RUN_SECONDS, LAST_RUN_SHARE = 60.0, 0.1
 
 
 class GiveUpReason(str, Enum):
-    """Why a message is given up. The value is the text in the dead-letter record."""
+    """Why a message is given up (not retried any more). The value is in the dead-letter record."""
 
     NOT_RETRYABLE = "not retryable"
     MAX_RETRIES = "max_retries reached"
@@ -48,18 +48,19 @@ class GiveUpReason(str, Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """A message's use of its budgets so far, after or before one of its runs."""
+    """How much of its budgets a message has used so far."""
 
-    #: An upper limit of the runs before this one. Not every receive leads to a run, so there may be
-    #: fewer runs.
+    #: The message had at most this many runs before this one. The number comes from its receives,
+    #: and not every receive leads to a run.
     retries: int = 0
-    #: Seconds since the first receive at which the message was due.
+    #: Seconds since SQS first delivered the message at or after its ETA.
     elapsed: float = 0.0
-    #: The queue allows no further receive. At the next one it would silently move the message.
+    #: The queue's ``maxReceiveCount`` allows no further receive. Instead, SQS would move the
+    #: message to the dead-letter queue, without a reason on it.
     is_last_receive: bool = False
-    #: SQS has delivered it more often than the queue's ``maxReceiveCount`` allows.
+    #: SQS has delivered the message more often than the queue's ``maxReceiveCount`` allows.
     is_overdue: bool = False
-    #: The queue's retention period would delete the message before a retry.
+    #: SQS is about to delete the message, because the queue's retention period is nearly over.
     is_expiring: bool = False
 
 
@@ -69,10 +70,10 @@ def find_reason(
     """Return which budget allows no further retry, or ``None`` if all allow one.
 
     Arguments:
-        standing: the message's standing after the run that has just failed.
+        standing: the message's use of its budgets, including the run that has just failed.
         max_retries: most retries; ``None`` = no limit.
-        retry_for: seconds; ``None`` = no limit. A retry that would begin later is not allowed, so
-            the message is given up now.
+        retry_for: seconds after which no retry may begin; ``None`` = no limit. If the next retry
+            would begin later, the message is given up now.
         delay: seconds until the retry would begin.
     """
     if max_retries is not None and standing.retries >= max_retries:
@@ -97,15 +98,15 @@ def find_reason_before_run(
 ) -> GiveUpReason | None:
     """Return which budget was used up before this receive, or ``None`` if the task may start.
 
-    A receive is not a run, because a worker that stopped may have given the message back without
-    starting it. So the number of receives ends a message only if a run is known to have started. A
-    message that may never have run gets one run even after ``retry_for``. A message received at
-    least ``crash_budget`` times is assumed to have run.
+    Not every receive leads to a run. For example, a worker that stops gives messages back without a
+    run. So a message that may never have run gets a run, even after ``retry_for`` or with too many
+    receives. The message counts as run if one of its runs is known to have crashed. For
+    ``retry_for`` it also counts as run if it was received at least ``crash_budget`` times before.
 
     Arguments:
-        standing: the standing of the message that was just received.
+        standing: the use of its budgets by the message that was just received.
         max_retries, retry_for: as for :func:`find_reason`.
-        crashes: runs that started and ended with their process, as far as is known.
+        crashes: number of runs that are known to have crashed, such as with their process.
         crash_budget: the number of crashes at which the message is given up.
     """
     if crashes >= crash_budget:
@@ -121,10 +122,10 @@ def find_reason_before_run(
 
 
 def longest_hold(standing: Standing, *, retry_for: float | None) -> float:
-    """Return the most seconds that a message may be hidden without running.
+    """Return the longest time in seconds for which a message may wait for its provider.
 
-    It is 0 or less if SQS is about to delete the message, or if ``retry_for`` is about to end.
-    Then the message runs again before it is given up, because its provider may be back.
+    0 or less means that the message must run now, even if the provider seems to be down. SQS is
+    then about to delete the message, or ``retry_for`` is nearly over.
     """
     if standing.is_expiring:
         return 0.0
@@ -142,14 +143,14 @@ def receives_needed(
     at_most: int,
     rng: Random | None = None,
 ) -> int:
-    """Estimate how many receives a message needs until its budgets end.
+    """Estimate how often SQS delivers a message that always fails, until its budgets are used up.
 
-    Compare the number with a queue's ``maxReceiveCount``. The delays are random, so a message may
-    need a tenth more or less.
+    Compare the number with a queue's ``maxReceiveCount``. The delays are random, so the real number
+    may be a tenth higher or lower.
 
     Arguments:
         at_most: the highest result. SQS allows no ``maxReceiveCount`` above 1,000.
-        rng: the source of the delays; ``None`` = always the same draws.
+        rng: the source of random delays; ``None`` = the same delays at each call.
     """
     rng, backoff = rng or Random(0), tolerant(backoff)
     most_failures = at_most - 1 if max_retries is None else min(max_retries, at_most - 1)
@@ -164,8 +165,9 @@ def receives_needed(
 def shrink(delay: float, ceiling: float, cap: float) -> float:
     """Scale a delay from the range 0 to ``ceiling`` down to the range 0 to ``cap``.
 
-    A delay whose ceiling is not above the cap is returned unchanged. Cutting a delay at the cap
-    would bunch the draws there. Scaling keeps them spread.
+    If ``ceiling`` is not above ``cap``, the delay does not change. The function does not cut delays
+    at the cap, because then many messages would wait exactly ``cap`` seconds and come back
+    together.
     """
     return delay if ceiling <= cap else delay * cap / ceiling
 
@@ -193,7 +195,7 @@ class _Tolerant(Policy):
             if self.cap == math.inf:
                 return seconds
             return shrink(seconds, to_seconds("ceiling", self.policy.ceiling(attempt)), self.cap)
-        except Exception as exc:  # noqa: BLE001  # the user's code must not lose the message
+        except Exception as exc:  # noqa: BLE001  # a bug of the policy must not lose the message
             if self.is_logged:
                 logger.error(
                     "sqs_backoff.backoff_broken: %s fails for attempt %d (%s); using FullJitter()"
@@ -204,10 +206,11 @@ class _Tolerant(Policy):
 
 
 def tolerant(policy: Policy, *, cap: float = math.inf) -> Policy:
-    """Wrap a policy so that it never raises. If it fails, ``FullJitter()`` is asked instead.
+    """Wrap a policy so that it never raises. If it fails, ``FullJitter()`` gives the delay.
 
     Arguments:
-        cap: seconds; longer delays are scaled down to it, as ``fifo_cap`` does on a FIFO queue.
+        cap: the longest delay in seconds, such as a task's ``fifo_cap`` on a FIFO queue. Delays are
+            scaled down to it.
     """
     return _Tolerant(policy, cap, is_logged=False)
 
@@ -217,8 +220,8 @@ def draw_delay(
 ) -> float:
     """Draw the delay in seconds after failure number ``attempt`` (1 = the first).
 
-    A policy that raises, or returns anything but seconds from 0 up, is logged as
-    ``sqs_backoff.backoff_broken``; ``FullJitter()`` takes its place.
+    If the policy raises, or returns anything but seconds from 0 up, this function logs
+    ``sqs_backoff.backoff_broken`` and draws the delay from ``FullJitter()``.
 
     Arguments:
         options: the task's options, with ``backoff`` and ``fifo_cap``.

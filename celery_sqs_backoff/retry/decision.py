@@ -1,9 +1,10 @@
-"""Decides whether SQS deletes, hides or moves a message after a run of its task, as one table.
+"""Decides how the worker settles a message after a run of its task, by one table.
 
-A message is deleted, hidden, sent to the dead-letter queue, or given back. The process that ran
-the task decides about a failure (:func:`decide_failure`) and reports its decision. The worker's
-main process settles each end (:func:`decide`) before any of Celery's own code runs. So a later
-failure, such as that of a result backend or a user's hook, cannot change the decision.
+To settle a message, the worker deletes it, hides it until a retry, sends it to the dead-letter
+queue, or gives it back, so that any worker can receive it. If the task fails, the process that ran
+it decides (:func:`decide_failure`) and reports its decision. The worker's main process then makes
+the final decision (:func:`decide`), before Celery's own code there handles the end of the run. So a
+later failure, such as that of a result backend or a user's hook, cannot change the decision.
 
 =================  ===========================================  ================================
 how the run ended  without a decision                           with a decision of its process
@@ -43,7 +44,7 @@ MIN_CRASH_DELAY_SECONDS: Final = 2.0
 
 
 class _Fate(Enum):
-    """The settlement of a message if the process of its run has made no decision."""
+    """How a message is settled if the process that ran its task has reported no decision."""
 
     DELETE = 1
     GIVE_UP = 2
@@ -52,12 +53,12 @@ class _Fate(Enum):
 
 
 class End(Enum):
-    """How a run ended, in words, with the facts that follow from it.
+    """How a run ended. The value is the text in logs and in the table of this module.
 
     Attributes:
-        fate: the settlement of the message, if the task's process has made no decision.
-        reason: the reason to give the message up, or ``None``. A crash uses its reason when
-            ``crash_budget`` is used up.
+        fate: how the message is settled if the task's process has reported no decision.
+        reason: why the message is given up, or ``None``. After a crash it is given up for this
+            reason only when ``crash_budget`` is used up.
         is_run: whether the task had begun, and the worker did not cancel it.
         is_success: whether the task returned or raised ``Ignore``.
         is_crash: whether the end counts against ``crash_budget``.
@@ -72,8 +73,8 @@ class End(Enum):
     NOT_BEGUN = "not begun", _Fate.COME_BACK, None, False
     PROCESS_LOST = "process lost", _Fate.COME_BACK, GiveUpReason.WORKER_LOST
     TIME_LIMIT = "hard time limit", _Fate.COME_BACK, GiveUpReason.TIME_LIMIT
-    #: The task raised a ``MemoryError``, or an exception that is no subclass of ``Exception``. How
-    #: far the run got is unknown.
+    #: The task raised a ``MemoryError``, or an exception that is no subclass of ``Exception``. It
+    #: may have done a part of its work.
     ABORTED = "aborted", _Fate.COME_BACK, GiveUpReason.ABORTED
     #: The worker ended the run itself: a cold shutdown, or a lost connection.
     CANCELLED = "cancelled", _Fate.GIVE_BACK, None, False
@@ -100,7 +101,7 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete the message. ``reason`` and ``outcome`` are set if it was given up."""
+    """Delete the message. If it is given up, ``reason`` and ``outcome`` are set."""
 
     reason: GiveUpReason | None = None
     outcome: Outcome | None = None
@@ -108,13 +109,13 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Hide:
-    """Hide the message for ``seconds``, then let it run again."""
+    """Hide the message for ``seconds``. Then its task runs again."""
 
     seconds: float
     outcome: Outcome = Outcome.RETRYABLE
     #: The part of ``seconds`` that the provider asked for, or ``None`` if it did not ask.
     retry_after: float | None = None
-    #: Whether the task named the delay by ``countdown`` or ``eta``. The worker never shortens it.
+    #: Whether the task set the delay by ``countdown`` or ``eta``. The worker never shortens that.
     is_named: bool = False
 
 
@@ -128,7 +129,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """Let another worker receive the message.
+    """Show the message again, so that any worker can receive it.
 
     ``started`` is false if the task was not started. Then the receive does not count as an attempt.
     """
@@ -140,19 +141,19 @@ Settle: TypeAlias = Delete | Hide | DeadLetter | GiveBack
 
 
 class Reply(Enum):
-    """The provider's reply to a call, as the end of a run shows it."""
+    """How the provider replied to the task's call, as far as the end of the run shows it."""
 
-    #: The provider took the call, or refused it for good (NOT_PROCESSED).
+    #: The provider processed the call, or refused it for good (NOT_PROCESSED).
     ANSWERED = "answered"
-    #: The provider is up and refuses the call for now. The failure names a Retry-After.
+    #: The provider is up, but refused the call for now, and asked to wait (Retry-After).
     REFUSED = "refused"
-    #: The call failed with an error that one of the task's rules knows. It may have been processed.
+    #: The call failed with an error that one of the task's rules knows. The provider may be down.
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """The end of one run, with the decision of its process and the provider's reply, if any."""
+    """The end of a run, with any decision of the task's process and any reply of the provider."""
 
     end: End
     decision: Hide | DeadLetter | None = None
@@ -166,11 +167,11 @@ class Facts:
     Arguments:
         standing: the message's use of its budgets so far.
         max_retries, retry_for, crash_budget: the task's budgets.
-        crashes: known crashes of the message, this run included if it crashed.
+        crashes: number of the message's runs that are known to have crashed, this one included.
         delay: seconds, drawn from the task's policy for this failure. Needed only if
-            :func:`needs_delay` is true.
-        keeps_dead_letters: the task wants dead letters, and the queue has a place for them. Also
-            true while the queue's attributes could not be read.
+            :func:`needs_delay` returns true.
+        keeps_dead_letters: whether the task wants dead letters and the queue has a dead-letter
+            queue. Also true if the worker could not read the queue's attributes.
     """
 
     standing: Standing
@@ -182,7 +183,7 @@ class Facts:
     keeps_dead_letters: bool = True
 
 
-#: Stands in for the facts of ends that do not need them. See :func:`needs_facts`.
+#: For ends about which :func:`decide` needs no facts. See :func:`needs_facts`.
 NO_FACTS: Final = Facts(standing=Standing(), max_retries=None, retry_for=None, crash_budget=1)
 
 
@@ -194,7 +195,7 @@ def decide_failure(
     retry_for: float | None,
     delay: float,
 ) -> Hide | DeadLetter:
-    """Decide about a failure, in the process that ran the task.
+    """Decide whether to retry a failed task, in the process that ran it.
 
     Arguments:
         verdict: the verdict on the failure.
@@ -210,9 +211,9 @@ def decide_failure(
 
 
 def needs_facts(ended: RunEnd) -> bool:
-    """Return whether :func:`decide` needs more than the end itself.
+    """Return whether :func:`decide` needs :class:`Facts` about this end.
 
-    Most messages need no facts, and looking them up would make each success slower.
+    For most ends, such as a success, it needs none, and it takes time to look them up.
     """
     is_plain = ended.end.fate is _Fate.DELETE or ended.end is End.NOT_STARTED
     return ended.decision is not None or not is_plain
@@ -224,10 +225,11 @@ def needs_delay(ended: RunEnd) -> bool:
 
 
 def decide(ended: RunEnd, facts: Facts) -> Settle:
-    """Decide about the message.
+    """Decide how the worker settles the message.
 
-    A decision of the task's process stands, unless the message was received for the last time while
-    the task ran.
+    A decision of the task's process is kept, with two exceptions. If the queue allows no further
+    receive, the message becomes a dead letter instead of being hidden. If there is no place for a
+    dead letter, the message is deleted.
     """
     settle = ended.decision or _decide_end(ended.end, facts)
     if isinstance(settle, Hide) and facts.standing.is_last_receive:
@@ -255,5 +257,5 @@ def _decide_end(end: End, facts: Facts) -> Settle:
         reason = end.reason
     if reason is None:
         return Hide(delay, Outcome.UNKNOWN if is_crash else Outcome.RETRYABLE)
-    # A task that requeues its message gives no reason, so its outcome is unknown.
+    # A task that requeues its message does not say whether it has done its work.
     return DeadLetter(reason, Outcome.RETRYABLE if end is End.NOT_BEGUN else Outcome.UNKNOWN)

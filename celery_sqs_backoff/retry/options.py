@@ -25,7 +25,7 @@ _APP_WIDE_ONLY = (
 DEAD_LETTER = "dead-letter"
 FAIL = "fail"
 
-#: Detail of the exception in a dead-letter record. ``full`` is type, message and traceback.
+#: Parts of the exception in a dead-letter record. ``full`` is type, message and traceback.
 FULL = "full"
 TYPE_ONLY = "type"
 
@@ -33,7 +33,7 @@ TYPE_ONLY = "type"
 class InvalidOption(ValueError):
     """An option that cannot be used. The message names it and its legal values.
 
-    ``option`` is the option's name, or ``None`` if it is not one of ours.
+    ``option`` is the option's name, or ``None`` if this package has no option of that name.
     """
 
     def __init__(self, message: str, option: str | None = None) -> None:
@@ -62,7 +62,7 @@ class Options:
     park_above: float | None = 0.8
     record_detail: str = FULL
     redact: Callable[[str], str] | None = None
-    #: A ``provider.Provider``, its name, or ``None``. This package must not import that class.
+    #: A ``Provider``, its name, or ``None``. ``Any``, because ``retry`` must not import that class.
     provider: Any = None
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class Options:
                 raise InvalidOption(
                     f"invalid {name} {value!r}: expected {expected}{why}", name
                 ) from None
-            object.__setattr__(self, name, value)  # the way to normalise a frozen dataclass
+            object.__setattr__(self, name, value)  # a frozen dataclass allows no other way
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -154,7 +154,7 @@ def _suggest(name: object, known: Iterable[str]) -> str:
 
 
 class _Hint(ValueError):
-    """A value that is not legal, with a hint for the user."""
+    """Raised for a value that is not legal, with a hint that the error's text shows."""
 
 
 def _if(is_legal: Callable[[Any], object]) -> Callable[[Any], Any]:
@@ -200,7 +200,10 @@ def _classifiers(value: Any) -> tuple[Classifier, ...]:
 
 
 def _takes_one_argument(function: Callable[..., object]) -> bool:
-    """Return whether a function accepts one exception. A factory of classifiers accepts none."""
+    """Return whether a function can be called with one exception, as a classifier is.
+
+    False for ``requests_errors``, which a user may pass instead of ``requests_errors()``.
+    """
     try:
         signature(function).bind(Exception())
     except TypeError:
@@ -210,7 +213,7 @@ def _takes_one_argument(function: Callable[..., object]) -> bool:
     return True
 
 
-#: Each option's reader, and the words for its legal values.
+#: Each option's reader, and its legal values in words, for errors.
 _OPTIONS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "backoff": (
         _if(lambda value: isinstance(value, Policy)),
@@ -256,12 +259,13 @@ AUTORETRY_OPTIONS = (
 
 
 def options_from_autoretry(task: Any) -> dict[str, Any]:
-    """Translate ``autoretry_for`` and its family into options, if the task has them.
+    """Return the options that replace Celery's ``autoretry_for`` and ``retry_...`` on a task.
 
-    The delays follow Celery's ``add_autoretry_behaviour``. ``retry_backoff`` is the base, in
-    seconds (``True`` = 1), of an exponential capped at ``retry_backoff_max`` (default 600), with
-    full jitter unless ``retry_jitter`` is false. Without ``retry_backoff`` every delay is the
-    ``countdown`` of ``retry_kwargs``, else ``default_retry_delay`` (180 seconds).
+    The result is empty without ``autoretry_for``. The delays are the same as in Celery. With
+    ``retry_backoff`` the first delay is that number of seconds (``True`` = 1). It doubles up to
+    ``retry_backoff_max`` (default 600), with full jitter unless ``retry_jitter`` is false. Without
+    ``retry_backoff``, each delay is the ``countdown`` in ``retry_kwargs`` or, if that is missing,
+    ``default_retry_delay`` (180 seconds).
     """
     autoretry_for = tuple(getattr(task, "autoretry_for", ()))
     if not autoretry_for:

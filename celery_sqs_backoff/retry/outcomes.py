@@ -1,7 +1,8 @@
 """Decides whether a failed task may run again, and whether its effects may be undone.
 
-Every error gets one of three outcomes. An error is RETRYABLE only if a rule says so. If no rule
-knows an error, the work may have been processed, so the task does not run again.
+Every error gets one of three outcomes. An error is RETRYABLE only if a rule of the task
+(``classify``, ``retry_on``) says so. If no rule knows an error, the work may have been processed,
+so the task does not run again.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ logger = logging.getLogger(__name__)
 
 
 class Outcome(Enum):
-    """The meaning of a failure for the task's work.
+    """Whether the task's work was processed when the task failed, and whether a retry can help.
 
     * ``RETRYABLE``: the work was not processed, and a later attempt may succeed (the provider is
-      down, or throttles). Undo, then retry.
+      down, or throttles). The task is undone (``on_not_processed``) and retried.
     * ``NOT_PROCESSED``: the work was certainly not processed, and no retry will help (bad
-      credentials, an address that does not exist). Undo, then give up.
-    * ``UNKNOWN``: the work may have been processed (a timeout after the request left), or no rule
-      knows this error. Give up without an undo, because a lost mail is better than two.
+      credentials, an address that does not exist). The task is undone and given up.
+    * ``UNKNOWN``: the work may have been processed (a timeout after the request was sent), or no
+      rule knows this error. The task is given up without an undo, because one lost mail is better
+      than two mails.
     """
 
     RETRYABLE = "retryable"
@@ -36,7 +38,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, init=False)
 class Verdict:
-    """An outcome, the wait that the provider asks for, and whether repeating is safe.
+    """An outcome, how long the provider asks to wait, and whether the call is safe to repeat.
 
     "Nothing was processed" and "safe to repeat" are two facts. An idempotent call that timed out
     may have been processed and can still be repeated. Its verdict is
@@ -44,11 +46,11 @@ class Verdict:
 
     Arguments:
         outcome: one of ``Outcome``.
-        retry_after: seconds or timedelta, from 0 up; kept as float seconds. The least delay of
-            a retry, to which jitter is added. Ignored if the failure is not retried.
-            ``None`` (default) = the provider did not ask.
-        safe_to_repeat: ``True`` = retry an UNKNOWN failure, without an undo and without taking a
-            guard back. If the retries run out, the dead-letter record says UNKNOWN. Default
+        retry_after: seconds or timedelta, from 0 up; kept as float seconds. A retry waits at least
+            this long, plus jitter. Ignored if the failure is not retried. ``None`` (default) = the
+            provider did not ask.
+        safe_to_repeat: ``True`` = retry an UNKNOWN failure, without an undo and without releasing
+            the task's guard. If no retry succeeds, the dead-letter record says UNKNOWN. Default
             ``False``. Ignored for the other outcomes, which already decide whether to retry.
 
     Raises:
@@ -73,13 +75,13 @@ class Verdict:
         if not isinstance(safe_to_repeat, bool):
             raise TypeError(f"invalid safe_to_repeat {safe_to_repeat!r}: expected a bool")
         seconds = None if retry_after is None else to_seconds("retry_after", retry_after)
-        object.__setattr__(self, "outcome", outcome)  # the way to fill a frozen dataclass
+        object.__setattr__(self, "outcome", outcome)  # a frozen dataclass allows no other way
         object.__setattr__(self, "retry_after", seconds)
         object.__setattr__(self, "safe_to_repeat", safe_to_repeat)
 
     @property
     def wants_retry(self) -> bool:
-        """Whether the task is retried while its budgets last."""
+        """Whether the task is retried, as long as its budgets allow it."""
         return self.outcome is Outcome.RETRYABLE or (
             self.outcome is Outcome.UNKNOWN and self.safe_to_repeat
         )
@@ -93,7 +95,7 @@ class Verdict:
         return self.outcome is not Outcome.UNKNOWN
 
 
-#: Returns the meaning of an exception, or ``None`` for an exception that it does not know.
+#: Returns the outcome or verdict of an exception, or ``None`` if it does not know the exception.
 Classifier: TypeAlias = Callable[[BaseException], Outcome | Verdict | None]
 
 
@@ -105,8 +107,8 @@ class ExplicitOutcome(Exception):
         raise NotImplementedError
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # pickle calls an exception's class with ``args``, which fails for a subclass with another
-        # constructor. This exception leaves its pool process pickled.
+        # Exceptions may leave a pool process pickled. By default, pickle calls the class with
+        # ``args``, which fails for a subclass with another constructor.
         return _unpickle, (type(self), self.args), self.__dict__
 
 
@@ -119,9 +121,9 @@ class Retryable(ExplicitOutcome):
 
     Arguments:
         msg: for readers of the log and the dead-letter record.
-        retry_after: the wait that the provider asked for, seconds or timedelta, from 0 up. It is
-            the least delay, to which jitter is added. Kept as float seconds. ``None`` (default) =
-            the provider did not ask.
+        retry_after: how long the provider asked to wait, seconds or timedelta, from 0 up. The retry
+            waits at least this long, plus jitter. Kept as float seconds. ``None`` (default) = the
+            provider did not ask.
 
     Raises:
         TypeError: ``retry_after`` is not a number or a timedelta.
@@ -182,13 +184,13 @@ def judge(
     3. ``never_retry``: ``None`` for these classes and their subclasses;
     4. ``retry_on``: RETRYABLE for these classes and their subclasses.
 
-    If a classifier raises, or returns anything but an ``Outcome``, a ``Verdict`` or ``None``, that
-    is logged as ``sqs_backoff.classifier_broken``, and the next rule is asked. A classifier's bug
-    can lose a retry, but never cause one.
+    If a classifier raises, or returns anything but an ``Outcome``, a ``Verdict`` or ``None``, this
+    function logs ``sqs_backoff.classifier_broken`` and asks the next rule. So a bug in a classifier
+    can prevent a retry, but never cause one.
 
-    Classes are compared with the exception itself, not with its ``__cause__`` or ``__context__``,
-    because an error wrapped in another may have happened after the work was done. A classifier may
-    look at them.
+    Rules 3 and 4 look only at the exception itself, not at its ``__cause__`` or ``__context__``. A
+    retryable error that is wrapped in another exception may have happened after the work was done.
+    A classifier may look at the wrapped error.
 
     Arguments:
         task: the task's name, for the log line.
@@ -217,7 +219,7 @@ def _ask(classifier: Classifier, exc: BaseException, task: str | None) -> Verdic
         if answer is None or isinstance(answer, Verdict):
             return answer
         end = f"returned {_name(type(answer))}"
-    # Types only, and no traceback: messages and arguments of errors are the user's data.
+    # Log only types and no traceback, because an error's text and arguments may be user data.
     logger.error(
         "sqs_backoff.classifier_broken: task %s: %s %s for %s;"
         " expected an Outcome, a Verdict or None",

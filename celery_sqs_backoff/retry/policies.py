@@ -1,6 +1,7 @@
 """The policies that compute the delay before a failed task is tried again.
 
-A policy computes seconds from the number of the failure alone. The caller passes the randomness in.
+A policy computes the delay from the number of the failure and from random numbers. The caller
+passes the source of random numbers in.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class RandomSource(Protocol):
 
 
 class Policy(ABC):
-    """A delay for each failure. Base class of the policies here, and of your own policies.
+    """Gives a delay for each failure. Base class of the policies here, and of your own policies.
 
     A subclass must define ``ceiling``. A subclass with jitter also overrides ``delay``.
     """
@@ -44,7 +45,7 @@ class Policy(ABC):
 
 @dataclass(frozen=True, init=False)
 class _Growing(Policy):
-    """A delay that grows from ``base`` to ``cap``, both kept as float seconds."""
+    """A policy with delays that grow from ``base`` to ``cap``, both kept as float seconds."""
 
     base: float
     cap: float
@@ -54,7 +55,7 @@ class _Growing(Policy):
         cap_seconds = to_seconds("cap", cap, may_be_zero=False)
         if cap_seconds < base_seconds:
             raise ValueError(f"invalid cap {cap!r}: expected at least the base, {base!r}")
-        object.__setattr__(self, "base", base_seconds)  # the way to fill a frozen dataclass
+        object.__setattr__(self, "base", base_seconds)  # a frozen dataclass allows no other way
         object.__setattr__(self, "cap", cap_seconds)
 
     def ceiling(self, attempt: int) -> float:
@@ -64,16 +65,17 @@ class _Growing(Policy):
         try:
             return min(self.cap, self.base * factor**times)
         except OverflowError:
-            # Floats end near 2**1024, and attempt 10,000 of a policy overflows. The delay reached
-            # the cap long before.
+            # No float is above 2**1024, and attempt 10,000 would be. The delay reached the cap long
+            # before.
             return self.cap
 
 
 class Exponential(_Growing):
-    """Doubling without jitter: ``min(cap, base * 2**(attempt - 1))``.
+    """Doubles the delay after each failure, without jitter.
 
-    By default 2, 4, 8, ... 2048, 3600, 3600 seconds. Messages that fail together come back
-    together; prefer ``FullJitter`` unless exact delays matter more than the provider's load.
+    The delay is ``min(cap, base * 2**(attempt - 1))``, by default 2, 4, 8, ... 2048, 3600, 3600
+    seconds. Messages that fail together come back together. Prefer ``FullJitter`` unless exact
+    delays matter more than the provider's load.
 
     Arguments:
         base: the first delay, seconds or timedelta, above 0. Default 2.
@@ -86,11 +88,12 @@ class Exponential(_Growing):
 
 
 class FullJitter(_Growing):
-    """Doubling, spread from 0 on: ``uniform(0, min(cap, base * 2**(attempt - 1)))``.
+    """Draws each delay between 0 and a ceiling, which doubles after each failure.
 
-    By default anything from 0 to 2, 4, 8, ... 2048, 3600, 3600 seconds, half of that on average.
-    The cap is applied before the draw. So a draw never passes the cap, and draws after the cap is
-    reached are spread as widely as the earlier ones. This is "Full Jitter" of
+    The delay is ``uniform(0, min(cap, base * 2**(attempt - 1)))``. By default, the ceiling is 2, 4,
+    8, ... 2048, 3600, 3600 seconds, and the delay is half of that on average. No delay is above the
+    cap. When the ceiling has reached the cap, the delays are still spread from 0 to the cap. This
+    is "Full Jitter" of
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 
     Arguments:
@@ -108,12 +111,13 @@ class FullJitter(_Growing):
 
 
 class EqualJitter(_Growing):
-    """Doubling, with the upper half spread: ``half + uniform(0, half)``.
+    """Draws each delay between half of a ceiling and the ceiling, which doubles after each failure.
 
-    ``half`` is half of ``min(cap, base * 2**(attempt - 1))``: by default the delay lies between
-    1 and 2, 2 and 4, 4 and 8, ... 1800 and 3600 seconds, three quarters of the ceiling on average.
-    A draw never passes the cap and is never near 0, at the price of half the spread. This is
-    "Equal Jitter" of https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+    With ``half = min(cap, base * 2**(attempt - 1)) / 2`` the delay is ``half + uniform(0, half)``.
+    By default it lies between 1 and 2, 2 and 4, 4 and 8, ... 1800 and 3600 seconds, and is three
+    quarters of the ceiling on average. No delay is above the cap or near 0, but the delays are
+    spread only half as widely as with ``FullJitter``. This is "Equal Jitter" of
+    https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 
     Arguments:
         base: the first ceiling, seconds or timedelta, above 0. Default 2.
@@ -131,12 +135,12 @@ class EqualJitter(_Growing):
 
 
 class DecorrelatedJitter(_Growing):
-    """Draws each delay from the one before: ``d[n] = min(cap, uniform(base, 3 * d[n - 1]))``.
+    """Draws each delay from the one before, up to three times as long.
 
-    ``d[0]`` is ``base``; by default the delay lies between 2 and 6, 18, 54, ... 1458, 3600 seconds.
-    A draw above the cap becomes exactly ``cap``. So of many messages that have failed for a long
-    time, about a quarter wait exactly ``cap`` and come back together. ``FullJitter`` has no such
-    peak.
+    Delay number n is ``d[n] = min(cap, uniform(base, 3 * d[n - 1]))``, and ``d[0]`` is ``base``. By
+    default it lies between 2 and 6, 18, 54, ... 1458, 3600 seconds. A draw above the cap becomes
+    exactly ``cap``. So of many messages that have failed for a long time, about a quarter wait
+    exactly ``cap`` and come back together. ``FullJitter`` has no such peak.
 
     No state is stored between attempts. The message's ID seeds its chain of draws. Each attempt
     draws the chain again from the start, up to its own delay, so every worker gets the same delay.
@@ -175,10 +179,10 @@ class DecorrelatedJitter(_Growing):
 
 @dataclass(frozen=True, init=False)
 class Schedule(Policy):
-    """An explicit list of delays, of which the last repeats: ``delays[min(attempt, n) - 1]``.
+    """Takes the delays from a list. After the end of the list, its last delay repeats.
 
     ``Schedule([1, 5, timedelta(minutes=1)])`` gives 1, 5, 60, 60, ... seconds. The values may stand
-    in any order, and the schedule adds no jitter and no cap. It never ends the retries. Only
+    in any order. The schedule adds no jitter and no cap, and its end does not end the retries. Only
     ``max_retries`` and ``retry_for`` do.
 
     Arguments:
@@ -205,7 +209,7 @@ class Schedule(Policy):
 
 
 def to_seconds(name: str, value: object, *, may_be_zero: bool = True) -> float:
-    """Turn seconds or a timedelta into float seconds, or refuse it as argument ``name``.
+    """Return seconds or a timedelta as float seconds. An error names the value ``name``.
 
     Raises:
         TypeError: ``value`` is not a number or a timedelta. A bool is not a number here.
