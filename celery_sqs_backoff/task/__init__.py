@@ -1,1 +1,1 @@
-"""The process that runs a task, and its report to the worker's main process."""
+"""The code of the process that runs a task, and its report to the worker's main process."""

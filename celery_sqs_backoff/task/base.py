@@ -50,30 +50,30 @@ _OURS: Final = __name__.partition(".")[0] + "."
 class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     """A Celery task that retries failures through its own SQS message.
 
-    When it raises an error classified as retryable, the message stays on the queue, hidden by
-    SQS's visibility timeout for a delay drawn from ``backoff``. The worker publishes no copy and
-    does not sleep, and the message id stays the same. A message that is not retried goes to the
-    queue's dead-letter queue with the reason on it, and its result becomes FAILURE immediately.
+    If the task raises a retryable error, the message stays on the queue, and SQS hides it for a
+    delay drawn from ``backoff`` (by the visibility timeout). The worker publishes no copy and does
+    not sleep, and the message id stays the same. A message that is not retried, or not any more,
+    goes to the queue's dead-letter queue with the reason on it, and the task's result becomes
+    FAILURE immediately.
 
     Options (class attributes or keywords of ``@app.task``; app-wide: ``app.conf.sqs_backoff``):
 
     * ``backoff``: the delay policy. Default ``FullJitter(base=2, cap=3600)``: seconds, uniform over
       0 to 2, 4, 8, ... 3600.
-    * ``retry_for``: seconds or timedelta since SQS first delivered the message while it was due.
+    * ``retry_for``: seconds or timedelta since SQS first delivered the message at or after its ETA.
       After that, no retry starts. Default 36 hours; ``None`` = no limit.
     * ``max_retries``: as in Celery, but ``None`` (no limit) by default. On SQS it limits the
-      receives of a message, and not every receive is a run: a worker that stops gives back messages
-      that it has prefetched and not run.
+      receives of a message. Not every receive leads to a run: for example, a worker that stops
+      gives back messages that it has prefetched and not run.
     * ``retry_on``: exception classes that are RETRYABLE. Default ``()``: unknown errors are not
       retried.
     * ``classify``: callables ``(exc) -> Outcome | Verdict | None``, asked before ``retry_on``.
-    * ``on_not_processed``: ``callable(task, exc, args, kwargs)``, which takes back the task's
-      preparations. It is called in the task's process if the failed work was certainly not
-      processed (RETRYABLE, NOT_PROCESSED). It is not called if the work may have been processed
-      (UNKNOWN).
+    * ``on_not_processed``: ``callable(task, exc, args, kwargs)``, which undoes what the task has
+      prepared, such as a reservation. The task's process calls it if the failed work was certainly
+      not processed (RETRYABLE, NOT_PROCESSED), but not if it may have been processed (UNKNOWN).
     * ``on_give_up``: ``"dead-letter"`` (default) or ``"fail"`` (Celery's FAILURE, message deleted).
-    * ``crash_budget``: the number of runs that end in a lost worker process or a hard time limit
-      after which the message is given up. Default 3.
+    * ``crash_budget``: a message is given up after this number of runs that ended by a lost worker
+      process or a hard time limit. Default 3.
     * ``fifo_cap``: seconds or timedelta; the longest delay drawn from ``backoff`` on a FIFO queue,
       where a hidden message holds up its message group. Default 300.
     * ``park_above``: a share of SQS's quota of 120,000 messages in flight. Above it, a message that
@@ -85,17 +85,17 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     * ``provider``: a :class:`~celery_sqs_backoff.Provider` or its name. While the provider is down,
       the messages of all tasks with this provider wait without running. ``None`` (default) = no
       provider.
-    * ``redact``: ``callable(text) -> text``, your own masking of the record's message and
-      traceback, called in the task's process after ours. If it fails on a text, the record omits
-      that text.
+    * ``redact``: ``callable(text) -> text``, which masks your secrets in the record's message and
+      traceback. The task's process calls it after the built-in masking. If it fails on a text, the
+      record omits that text.
 
     ``autoretry_for``, ``dont_autoretry_for``, ``retry_backoff``, ``retry_backoff_max``,
     ``retry_jitter`` and ``retry_kwargs`` are translated into the options above. Celery's own
     mechanism, which publishes a copy, is off.
 
-    On another broker, and with ``task_always_eager``, a retry is Celery's own with this task's
-    delay. An eager task is retried only if it has ``max_retries``. A task that is called as a
-    function raises its own error.
+    On another broker, and with ``task_always_eager``, the task is retried as in Celery, but with a
+    delay from ``backoff``. An eager task is retried only if it has ``max_retries``. A task that is
+    called as a function raises its own error.
 
     Raises:
         ImproperlyConfigured: when the task is bound to an app with invalid options, or with
@@ -127,7 +127,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
 
     #: False for Celery's own tasks (``celery.chord_unlock``), which keep Celery's behaviour.
     is_covered: ClassVar[bool] = True
-    #: Hooks around each run. The base class does nothing.
+    #: Hooks around each run. Here they do nothing.
     extension: ClassVar[Extension] = Extension()
 
     #: Celery wraps ``run`` for autoretry only where this attribute is missing
@@ -194,8 +194,8 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         """Send the task as ``celery.Task.apply_async`` does, and let SQS delay it if SQS can.
 
         With ``countdown`` (seconds) or ``eta`` the message gets SQS's ``DelaySeconds``, at most
-        900. FIFO queues have no delay per message. The ETA also stays on the message, and the
-        worker does not run the task before its ETA.
+        900, except on FIFO queues, which have no delay per message. The ETA also stays on the
+        message, and the worker does not run the task before it.
         """
         if delay := self._delay_seconds(producer, args, kwargs, options):
             options["DelaySeconds"] = delay
@@ -248,7 +248,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
 
 
 def _is_set_by_user(cls: type[BackoffTask], name: str) -> bool:
-    """Return whether the task, or a base class between it and ours, sets the option."""
+    """Return whether the task, or a base class that the user has written, sets the option."""
     setter = next(c for c in cls.__mro__ if name in vars(c))
     return not (setter.__module__ or "").startswith(_OURS)  # code of exec() has no module
 
@@ -261,9 +261,9 @@ def _name_of(cls: Any) -> str:
 def _keep_celerys_behaviour(cls: Any, app: Any) -> None:
     """Restore the attributes of ``celery.Task`` on one of Celery's own tasks.
 
-    With ``task_cls`` Celery's own tasks inherit from our base class, too. They rely on Celery's
-    behaviour. ``chord_unlock`` polls by retrying itself. If each retry kept the message, the polls
-    would soon use up the receives that the queue allows.
+    If the app's ``task_cls`` is our base class, Celery's own tasks inherit from it, too. They rely
+    on Celery's behaviour. For example, ``chord_unlock`` polls by retrying itself. If each retry
+    kept the message, the polls would soon use up the receives that the queue allows.
     """
     cls.Request, cls.Strategy = Task.Request, Task.Strategy
     cls.acks_late = app.conf.task_acks_late
@@ -272,11 +272,11 @@ def _keep_celerys_behaviour(cls: Any, app: Any) -> None:
 
 
 def _check_request_class(cls: Any, app: Any) -> None:
-    """Refuse a ``Request`` class that would settle messages in Celery's way.
+    """Refuse a user's ``Request`` class that would delete the messages of failed tasks.
 
     Raises:
-        ImproperlyConfigured: it is not a subclass of ours.
-        ImportError, AttributeError: it cannot be imported.
+        ImproperlyConfigured: the class is not a subclass of ``BackoffRequest``.
+        ImportError, AttributeError: the class cannot be imported.
     """
     given = cls.Request
     if given == _REQUEST or not _may_be_sqs(app):
@@ -292,8 +292,8 @@ def _check_request_class(cls: Any, app: Any) -> None:
 def _check_provider_key(cls: Any) -> None:
     """Refuse a provider with a ``key`` that names no argument of the task.
 
-    Such a key would give all calls one gate. A provider for the whole app is not checked, because
-    it may be meant for other tasks.
+    With such a key, an outage for one tenant would pause the calls for all tenants. The function
+    does not check the provider in the app-wide options, which may be meant for other tasks.
     """
     key = getattr(cls.provider, "key", None)
     if key is None:
@@ -308,7 +308,7 @@ def _check_provider_key(cls: Any) -> None:
 
 
 def _setting_name(app: Any) -> str:
-    """Return the name of the setting that holds our app-wide options in this project."""
+    """Return the name of the setting with our app-wide options, such as ``CELERY_SQS_BACKOFF``."""
     namespace = getattr(app, "namespace", None) or getattr(app, "_config_namespace", None)
     return f"{namespace}_SQS_BACKOFF" if namespace else "sqs_backoff"
 

@@ -9,10 +9,10 @@ from ..retry.outcomes import Verdict
 
 
 class Answered(Exception):
-    """Raised before or during a run to end the message without the result of this run.
+    """Raised to end a run without the task's work, which an earlier run or another message does.
 
     Attributes:
-        result: the message's result.
+        result: the value to store as the task's result.
         is_done: whether an earlier run of the message succeeded.
         has_result: whether ``result`` is the result of that earlier run. If not, ``result`` says
             why there is no result.
@@ -23,20 +23,20 @@ class Answered(Exception):
 
 
 class Extension:
-    """The hooks around a run. The base class leaves them empty.
+    """The hooks around a run. In this base class they do nothing.
 
-    The first three run in the process that runs the task, ``given_up`` in the process that settles
-    the message.
+    The first three run in the process that runs the task. ``given_up`` runs in the process that
+    gives the message up, which is mostly the worker's main process.
     """
 
     def before_run(self, task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Prepare the run of a message, or raise :class:`Answered` to end it without a run."""
+        """Prepare the run of a message, or raise :class:`Answered` to skip the task's work."""
 
     def after_run(self, task: Any, result: object) -> None:
-        """Note that a run has succeeded. Never raises."""
+        """Handle the success of a run. Never raises."""
 
     def run_failed(self, task: Any, exc: BaseException, verdict: Verdict) -> Verdict:
-        """Note that a run has failed, and return the verdict on the message.
+        """Handle the failure of a run, and return the final verdict on it.
 
         The hook is also called if the task has raised ``Ignore``, ``Reject`` or ``Retry``.
         """
@@ -53,6 +53,6 @@ class Extension:
             queue: the name of the queue that the message came from, or ``None``.
 
         Returns:
-            False if the cleanup could not be done now.
+            False if the cleanup has failed and must be done later.
         """
         return True

@@ -1,9 +1,9 @@
 """The values that pass between the process that runs a task and the worker's main process.
 
-The main process adds the :class:`Delivery` to the request. In the task's process,
-``run.wrap_trace`` removes it before Celery sees the request. That process returns a
-:class:`Report` of how the run ended. The report is an attribute of Celery's ``ExceptionInfo``,
-because Celery pickles only that part of a failure.
+The main process adds a :class:`Delivery`, the facts about the SQS message, to the request. In the
+task's process, ``run.wrap_trace`` removes it before Celery sees the request. After the run, that
+process returns a :class:`Report` of how the run ended. The report is an attribute of Celery's
+``ExceptionInfo``, because Celery pickles only that part of a failure.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ..sqs.redact import ErrorText
 #: The key of a request under which the main process sends the :class:`Delivery`.
 DELIVERY_KEY = "sqs_delivery"
 
-#: Most characters of a failure's text and traceback to send to the main process for Celery's
-#: events. The task's process has already stored the full text in the result backend.
+#: How many characters of a failure's text and traceback are sent to the main process, at most. It
+#: needs them only for Celery's events. The result backend already has the full text.
 _MAX_REPR_CHARACTERS: Final = 1_000
 _MAX_TRACEBACK_CHARACTERS: Final = 6_000
 
@@ -36,14 +36,14 @@ _NO_ERROR = ErrorText()
 
 
 class BackoffRetry(Retry):  # type: ignore[misc]  # Celery is not typed
-    """Ask the worker to hide the message for ``when`` seconds. No copy has been published.
+    """Raised to ask the worker to hide the message for ``when`` seconds. No copy was published.
 
     It has no fields of its own, because ``Retry.__reduce__`` would drop them.
     """
 
 
 class FailedInPool(Exception):
-    """Stands for a task's exception in the main process, with the ``repr`` of the original."""
+    """Replaces a task's exception in the main process. It has the ``repr`` of the original."""
 
     def __repr__(self) -> str:
         return str(self.args[0]) if self.args else type(self).__name__
@@ -51,7 +51,7 @@ class FailedInPool(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a run ended, as the process that ran the task reports it. Plain values only."""
+    """How a run ended. The process that ran the task sends it to the main process, pickled."""
 
     ended: RunEnd
     error: ErrorText = _NO_ERROR
@@ -65,7 +65,7 @@ class Asked:
         raised: the exception.
         cause: the error that the retry is for, or ``None``.
         reason: the budget that allowed no retry, or ``None`` if the message is retried.
-        is_named: whether the task named the delay itself.
+        is_named: whether the task set the delay itself, by ``countdown`` or ``eta``.
     """
 
     raised: BaseException
@@ -75,24 +75,24 @@ class Asked:
 
 
 class Run:
-    """One run of a task, with our notes about it in its process.
+    """Facts about one run of a task, in the process that runs it.
 
-    In a worker it is not an attribute of Celery's request. Celery would take it for a custom header
-    and copy it to the messages that the task sends.
+    In a worker, the object is not an attribute of Celery's request. Celery would take the attribute
+    for a custom header and copy it to the messages that the task sends.
 
     Attributes:
         task_id: Celery's ID of the task.
         task: the task, once its own code is called.
-        delivery: the SQS message, or ``None`` on another broker and for an eager task.
+        delivery: facts about the SQS message, or ``None`` on another broker and in an eager task.
         has_begun: whether the task's own code was called.
         is_running: whether the task's own code is running now.
         is_awaited: whether callbacks, the rest of a chain or a chord still wait for its success.
         arguments: the arguments of the task's own code: a tuple and a dict.
         asked: the last exception of ``self.retry()`` and its reason, or ``None``.
-        copy: the retry that was published as a copy of the message, or ``None``.
+        copy: the ``Retry`` for a copy of the message that the run has published, or ``None``.
         report: how the run ended, or ``None`` while it runs.
         is_known: whether a rule of the task has classified its failure.
-        extension_state: the state that the task's extension keeps.
+        extension_state: an object in which the task's :class:`Extension` keeps facts of its own.
     """
 
     task: Any = None
@@ -112,17 +112,17 @@ class Run:
         return uuid4().hex if self.delivery is None else self.delivery.run_id
 
     def get_asked(self, raised: BaseException) -> Asked | None:
-        """Return the note about ``self.retry()`` if it raised this exception, else ``None``."""
+        """Return the facts about ``self.retry()`` if it raised this exception, else ``None``."""
         return self.asked if self.asked is not None and self.asked.raised is raised else None
 
 
-#: The run of this thread, greenlet or coroutine.
+#: The run that is under way in this thread, greenlet or coroutine.
 RUNNING: ContextVar[Run | None] = ContextVar("celery_sqs_backoff_run", default=None)
 
 
 def run_of(request: Any) -> Run | None:
-    """Return the run of a task's request, or ``None`` for a plain call."""
-    if request.is_eager:  # an eager task may run inside another with its ID (``Task.replace``)
+    """Return the run of a task's request, or ``None`` if the task was called as a function."""
+    if request.is_eager:  # may run inside a task with the same ID, as after ``Task.replace``
         run: Run | None = getattr(request, "sqs_run", None)
     else:
         run = RUNNING.get()
@@ -132,7 +132,7 @@ def run_of(request: Any) -> Run | None:
 
 
 def begin_elsewhere(request: Any) -> Run:
-    """Return a new run of a request that is not from SQS."""
+    """Return a new run for a request that does not come from SQS."""
     run = Run(request.id, None)
     if request.is_eager:
         request.sqs_run = run
@@ -143,7 +143,7 @@ def read_end(exc: TaskPredicate, *, is_named: bool = False) -> RunEnd:
     """Return how a run ended, from the ``Retry``, ``Reject`` or ``Ignore`` that it raised.
 
     Arguments:
-        is_named: whether the task named the delay of a retry itself.
+        is_named: whether the task set the delay of a retry itself.
     """
     if isinstance(exc, BackoffRetry):
         return RunEnd(End.RETRY_ASKED, Hide(exc.when, is_named=is_named))
@@ -155,10 +155,10 @@ def read_end(exc: TaskPredicate, *, is_named: bool = False) -> RunEnd:
 
 
 def pack(exc: BaseException, report: Report, *, traceback: str, internal: bool) -> Any:
-    """Return an ``ExceptionInfo`` with the report, without frames and the exception's own data.
+    """Return a small ``ExceptionInfo`` with the report, without frames or the exception's own data.
 
-    Celery's own object is not changed. In the pools that share the worker's process, a hook of the
-    task may have kept it.
+    It is a new object, because a hook of the task may have kept Celery's own. That is possible in
+    the pools that share the worker's process.
     """
     info = ExceptionInfo.__new__(ExceptionInfo)
     info.exception = _stand_in(exc)

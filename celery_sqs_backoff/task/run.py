@@ -70,7 +70,7 @@ _RETURNED: Final = Report(RunEnd(End.RETURNED))
 
 
 class Aborted(BaseException):
-    """Stands for a ``MemoryError``, so that Celery does not store it as a FAILURE."""
+    """Raised in place of a ``MemoryError``, because Celery would store that as a FAILURE."""
 
 
 # Around Celery's tracer
@@ -92,15 +92,17 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
             contain_backend(task.backend)  # each thread has its own backend
             result = trace(task_id, args, kwargs, request)
         except BaseException as exc:
+            # A time limit that comes after the end of the run does not change the run's report.
             is_limit = is_pools_time_limit(exc, task, request.get("timelimit"))
             if ends_the_process(exc) or (is_limit and run.report is None):
-                raise  # a time limit after the end of the run does not overrule its report
+                raise
             return _hand_over_escaped(task, run, exc)
         finally:
             RUNNING.reset(token)
         if result.info is not None:
-            # Rebind ``result``. This frame lives as long as the frame that failed. If it kept the
-            # first result, that would keep the frame that failed alive.
+            # Rebind ``result``. The first result refers to the frame that failed, which refers to
+            # this frame. If this frame still referred to the first result, the cycle would stay in
+            # memory.
             result = _hand_over(task, run, result)
         return result
 
@@ -109,7 +111,7 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
 
 def _hand_over(task: Any, run: Run, result: Any) -> Any:
     """Return the tracer's result with a small ``ExceptionInfo`` that has the report."""
-    from celery.app.trace import TraceInfo  # imports the whole worker
+    from celery.app.trace import TraceInfo  # only here, because it imports the whole worker
 
     exc, info = result.info.retval, result.retval
     report = _report_at_last(task, run, exc)
@@ -120,7 +122,7 @@ def _hand_over(task: Any, run: Run, result: Any) -> Any:
 
 def _hand_over_escaped(task: Any, run: Run, exc: BaseException) -> Any:
     """Return the result for an exception that escaped Celery's tracer, in the tracer's form."""
-    from celery.app.trace import TraceInfo, trace_ok_t  # imports the whole worker
+    from celery.app.trace import TraceInfo, trace_ok_t  # only here, see ``_hand_over``
 
     report = _report_at_last(task, run, exc)
     if report is _RETURNED:
@@ -168,11 +170,11 @@ def _describe(task: Any, exc: BaseException) -> ErrorText:
 
 def wrap_task(cls: Any) -> None:
     """Wrap a task's own code and hooks once, and give the task a request stack of its own."""
-    if "request_stack" not in vars(cls):  # Celery shares the stack of the base task
+    if "request_stack" not in vars(cls):  # Celery would use the stack of the base class
         cls.request_stack = LocalStack()
     _wrap_own(cls, "run")
     # Celery calls ``before_start``, then ``__call__``, which calls ``run``. A user's ``__call__``
-    # may call ``run`` in a transaction, whose commit may fail after ``run`` has returned.
+    # may do more, and may fail after ``run`` has returned, such as in the commit of a transaction.
     for name in ("__call__", "before_start"):
         if getattr(cls, name) is not getattr(Task, name):
             _wrap_own(cls, name)
@@ -183,8 +185,8 @@ def wrap_task(cls: Any) -> None:
 def _wrap_own(cls: Any, name: str) -> None:
     """Wrap a task's ``run``, or a ``__call__`` or ``before_start`` of its own, once.
 
-    The wrapper itself calls the task's code and raises the exception that ``_end_failed`` returns,
-    so that a user's traceback shows no other function of this package.
+    No other function of this package may be in a user's traceback. So the wrapper itself calls the
+    task's code, and raises the exception that ``_end_failed`` returns.
     """
     function, given = getattr(cls, name), getattr_static(cls, name)
     if getattr(function, "_is_wrapped", False):
@@ -257,8 +259,8 @@ def _end_answered(task: Any, run: Run, answer: Answered) -> Any:
     """Return the result of an earlier run, or raise an exception that ends the message.
 
     Raises:
-        Ignore: there is no result, and the message ends here.
-        Exception: the rest of the message's workflow needs the result, which is lost.
+        Ignore: there is no result.
+        Exception: the result is lost, but a chain, a callback or a chord needs it.
     """
     request = task.request
     is_lost = answer.is_done and not answer.has_result
@@ -268,7 +270,9 @@ def _end_answered(task: Any, run: Run, answer: Answered) -> Any:
     if answer.has_result:
         _end_returned(task, run)
         return answer.result
-    if not answer.is_done:  # an earlier run may have done something before the guard's window ended
+    if not answer.is_done:
+        # The guard may have let an earlier run of this message pass, which began a workflow, and
+        # then another message, because its window had ended.
         task.extension.given_up(task, request.id, run=run.id, began=time.time())
     logger.info(
         "sqs_backoff.refused: %s[%s] ends without a run: %s",
@@ -277,7 +281,7 @@ def _end_answered(task: Any, run: Run, answer: Answered) -> Any:
     try:
         if not request.is_eager:
             store_refusal(task, answer.result)
-    except Exception as exc:  # noqa: BLE001  # whatever the result backend's library raises
+    except Exception as exc:  # noqa: BLE001  # the result backend may raise any exception
         logger.error("sqs_backoff.refusal_not_stored: %s", error_site(exc))
         if request.chord:
             decision = DeadLetter(GiveUpReason.NOT_HANDED_ON, Outcome.UNKNOWN)
@@ -298,13 +302,14 @@ def _end_failed(task: Any, run: Run, exc: BaseException) -> BaseException:
     if not is_ours:
         return _end_elsewhere(task, run, exc) if isinstance(exc, Exception) else exc
     if isinstance(exc, SystemExit):
-        # In the pools that share the worker's process it would end the worker (solo), or the worker
-        # would hold the message for good (threads, gevent: celery/concurrency/base.py).
+        # In the pools that share the worker's process, a ``SystemExit`` would end the worker
+        # (solo), or the worker would hold the message for good (threads, gevent:
+        # celery/concurrency/base.py).
         exc = WorkerLostError(f"The task called sys.exit({exc.code!r})")
     cause = _cause_of(run, exc)
     failure, verdict = exc, _judge(task, cause)
     if isinstance(exc, MemoryError) or not isinstance(exc, Exception):
-        if verdict is None:  # how far the run got is unknown
+        if verdict is None:  # the task may have done a part of its work
             _report(task, run, RunEnd(End.ABORTED), exc)
             return Aborted(type_name(exc)) if isinstance(exc, Exception) else exc
         if not isinstance(exc, Exception):
@@ -324,11 +329,11 @@ def _end_failed(task: Any, run: Run, exc: BaseException) -> BaseException:
 
 
 def _end_asked(task: Any, run: Run, said: TaskPredicate) -> None:
-    """Report a Retry, an Ignore or a Reject, by which the task itself decides."""
+    """Report the end of a run by Retry, Ignore or Reject, by which the task itself decides."""
     asked, reported, reply = run.get_asked(said), said, None
     if isinstance(said, Ignore):
         task.extension.run_failed(task, said, _UNKNOWN)
-    else:  # judge the error behind it
+    else:  # judge the error for which the task raised it
         cause = _cause_of(run, said)
         verdict = _judge(task, cause)
         run.is_known = verdict is not None
@@ -343,7 +348,10 @@ def _end_asked(task: Any, run: Run, said: TaskPredicate) -> None:
 
 
 def _end_elsewhere(task: Any, run: Run, exc: Exception) -> BaseException:
-    """Return Celery's own retry with our delay, or the failure, if the message is not from SQS."""
+    """Handle a failure on another broker, or of an eager task. Return the exception to raise.
+
+    It is Celery's ``Retry`` for a copy with our delay or, if the task is not retried, the failure.
+    """
     request, now = task.request, time.time()
     verdict = _judge(task, _cause_of(run, exc)) or _UNKNOWN
     verdict = _undo(task, run, exc, verdict, raised=exc)
@@ -379,10 +387,11 @@ def judge_failure(task: Any, exc: BaseException) -> Verdict:
 
 
 def _cause_of(run: Run | None, exc: BaseException) -> BaseException | None:
-    """Return the error to judge for an exception, or ``None`` for a retry without an error.
+    """Return the error to judge for an exception, or ``None`` if the task names no error.
 
-    For ``self.retry()`` that is the error which the retry is for. A Retry or a Reject that the task
-    raises itself names the error, or was raised while the task handled the error.
+    If ``self.retry()`` raised the exception, it is the error for which the task retries. If the
+    task raised a Retry or Reject by hand, it is the error in it, or the error that the task was
+    handling. Any other exception is judged itself.
     """
     asked = None if run is None else run.get_asked(exc)
     if asked is not None:
@@ -416,7 +425,7 @@ def _reply_of(exc: BaseException | None, verdict: Verdict | None) -> Reply | Non
     """Return the reply of the task's provider, if the failure shows one.
 
     Arguments:
-        exc: the failure, or ``None`` if the task has asked for a retry without one.
+        exc: the failure, or ``None`` if the task has asked for a retry and named no error.
         verdict: ``None`` if no rule knows the failure.
     """
     if exc is None or isinstance(exc, SafeError) or verdict is None:
@@ -434,7 +443,7 @@ def _reply_of(exc: BaseException | None, verdict: Verdict | None) -> Reply | Non
 def _undo(
     task: Any, run: Run, cause: BaseException, verdict: Verdict, *, raised: BaseException
 ) -> Verdict:
-    """Call ``on_not_processed`` if neither this run nor an earlier one can have done the work.
+    """Call ``on_not_processed`` if it is certain that no run has done the task's work.
 
     Returns:
         The verdict, or UNKNOWN in its place if an earlier run may have done the work.
@@ -447,8 +456,8 @@ def _undo(
         try:
             undo(task, cause, *run.arguments)
         except Exception as failure:  # noqa: BLE001  # the user's code
-            # An undo that fails must not turn a retry into a loss. Log no traceback, because it
-            # would quote the text of the task's own failure.
+            # Go on, because an undo that fails must not prevent the retry. Log no traceback,
+            # because it would quote the text of the task's own failure.
             logger.error(
                 "sqs_backoff.on_not_processed_failed: task %s: %s",
                 *(printable(task.name), error_site(failure)),
@@ -480,7 +489,7 @@ def _draw_delay(
     verdict: Verdict | None = None,
     exc: BaseException | None = None,
 ) -> float:
-    """Draw the seconds until the retry, at most the error's ``retry_before`` if it has one."""
+    """Draw the seconds until the retry, at most ``retry_before`` of an error such as ``Busy``."""
     request = task.request
     delay = draw_delay(
         task.backoff_options,
@@ -496,7 +505,7 @@ def _draw_delay(
 
 
 def _report(task: Any, run: Run, ended: RunEnd, exc: BaseException) -> None:
-    """Note how the run has ended, for the main process and for a span."""
+    """Report how the run has ended, to the main process and to an OpenTelemetry span."""
     if run.delivery is not None:
         # Only a dead letter shows more than the error's type. Formatting the rest is slow.
         is_brief = ended.decision is None and ended.end in (End.RETRY_ASKED, End.IGNORED)
@@ -525,12 +534,12 @@ def retry_task(
     max_retries: int | None = None,
     **options: Any,
 ) -> Any:
-    """Retry as ``celery.Task.retry`` does, but keep the message if it need not change.
+    """Retry as ``celery.Task.retry`` does, but if possible hide the message and publish no copy.
 
     The arguments are Celery's. Without ``countdown`` (seconds) and ``eta`` the delay is drawn from
-    ``backoff`` instead of being ``default_retry_delay``. The message is kept and hidden if
-    arguments and route have not changed, ``throw`` is true, and the delay ends within the 12 hours
-    that SQS allows since the receive. Otherwise a copy is published immediately, as Celery does.
+    ``backoff`` instead of being ``default_retry_delay``. The message is hidden if arguments and
+    route have not changed, ``throw`` is true, and the delay ends within the 12 hours that SQS
+    allows since the receive. Otherwise a copy is published immediately, as Celery does.
     ``max_retries=0`` means "fail now": the task's rules do not retry that failure.
 
     Raises:
@@ -609,13 +618,12 @@ def seconds_until(eta: datetime | None, task: Any, now: float) -> float:
 
 
 def _retry_in_place_of(task: Any, raised: Retry) -> Exception:
-    """Call the task's ``retry()`` in place of a ``Retry`` that retries no message.
+    """Retry a task whose ``Retry`` is not from its own ``retry()``. Return the exception to raise.
 
-    Return the exception that ``retry()`` raises. Celery would take the ``Retry`` for a published
-    copy, and acknowledge the message. Such a ``Retry`` comes from a task that is called as a
-    function, because its ``retry()`` has no message to publish. The task's code may also raise it
-    by hand. A task that overrides ``retry()`` may have published its own copy, so its ``Retry`` is
-    returned unchanged.
+    The task's code may raise ``Retry`` by hand, or call another task as a function, whose
+    ``retry()`` raises it and publishes nothing. Celery would take it for a published copy, and
+    acknowledge the message. So this function calls the running task's ``retry()``. If the task
+    overrides ``retry()``, it may have published a copy, so its ``Retry`` is returned unchanged.
     """
     has_message = raised.sig is not None or isinstance(raised, BackoffRetry)
     if has_message or type(task).retry is not retry_task:

@@ -25,17 +25,16 @@ def note_end(ended: RunEnd, delivery: Delivery, *, attempt: int) -> str | None:
     """Note on the current span how a run has ended. Never raises.
 
     Args:
-        ended: how it ended.
-        delivery: its message.
+        delivery: facts about the run's message.
         attempt: the number of runs of the message, this one included.
 
     Returns:
-        The span as a W3C ``traceparent``, or ``None`` without one.
+        The span as a W3C ``traceparent``, or ``None`` if there is no span.
     """
     api: Any = sys.modules.get(TRACER)
     carrier: dict[str, str] = {}
     if api is not None:
-        with suppress(Exception):  # a tracing library must not fail a task that has ended
+        with suppress(Exception):  # an error in tracing must not fail a task that has ended
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
             propagator = TraceContextTextMapPropagator()
@@ -67,8 +66,8 @@ def _note(
             "sqs_backoff.receive_count": delivery.receive_count,
         }
     )
-    # A replayed message names the span of the failed run. For other messages the context is not
-    # valid.
+    # A message that was redriven from the dead-letter queue names the span of its failed run. For
+    # other messages the context is not valid.
     context = propagator.extract({"traceparent": delivery.replay_of or ""})
     original = api.get_current_span(context).get_span_context()
     if original.is_valid:

@@ -1,6 +1,7 @@
-"""Guards for differences between versions of Celery, and between its pools.
+"""Workarounds for bugs of Celery, and for differences between its versions and pools.
 
-They run in the process that runs a task. A guard does no harm on a version that does not need it.
+They run in the process that runs a task, with every version of Celery. They do no harm on a version
+that does not need them.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from .handover import RUNNING, run_of
 
 logger = get_task_logger(__name__)
 
-#: Celery's hooks that run after the message's settlement is decided.
+#: Hooks that Celery calls after the decision about the message.
 _HOOKS: Final = ("on_retry", "on_failure", "on_success", "after_return")
 
-#: Flags of code with frames that can be suspended.
+#: Flags of code whose frames can be suspended, such as generators.
 _MAY_WAIT: Final = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
-#: The most exceptions in one chain whose frames are freed.
+#: Frames are freed of at most this many exceptions in a chain of causes.
 _MAX_CHAIN: Final = 10
 
 
@@ -47,7 +48,6 @@ def contain_backend(backend: Any) -> None:
     backend has recovered. If Celery cannot store STARTED, it fails the task without running it.
 
     The error is still raised if a chord waits for the success, or if the result cannot be encoded.
-    A second call for the same backend has no effect.
     """
     if getattr(backend.mark_as_done, "_is_wrapped", False):
         return
@@ -62,7 +62,7 @@ def contain_backend(backend: Any) -> None:
             done(task_id, result, request, *args, **kwargs)
             return
         has_chord = bool(getattr(request, "chord", None))
-        run.is_awaited = has_chord  # Celery has sent callbacks and the rest of the chain
+        run.is_awaited = has_chord  # because Celery has now sent callbacks and the rest of a chain
         try:
             done(task_id, result, request, *args, **kwargs)
         except Exception as exc:
@@ -93,7 +93,7 @@ def contain_backend(backend: Any) -> None:
                 raise
             task = printable(getattr(kwargs.get("request"), "task", None))
             logger.error(
-                "sqs_backoff.start_not_stored: task %s[%s] runs all the same; %s",
+                "sqs_backoff.start_not_stored: task %s[%s] runs, but its state is not stored; %s",
                 *(task, printable(task_id), error_site(exc)),
                 extra={"task_name": task, "task_id": task_id},
             )
@@ -123,7 +123,7 @@ def _contain(hook: Any) -> Callable[..., Any]:
         except Exception as exc:
             run = run_of(self.request)
             if run is None or run.delivery is None:
-                raise  # another broker, or the main process, which catches the error itself
+                raise  # on another broker, or in the main process, which catches the error itself
             log_failed_later(self.name, run.task_id, exc)
 
     call_hook._is_wrapped = True  # type: ignore[attr-defined]
@@ -131,7 +131,7 @@ def _contain(hook: Any) -> Callable[..., Any]:
 
 
 def log_failed_later(task: object, task_id: str, exc: BaseException) -> None:
-    """Log the type and the place of an error after the run.
+    """Log the type and the place of an error that occurred after the run.
 
     Its text is left out, because it may quote the task's arguments.
 
@@ -141,7 +141,7 @@ def log_failed_later(task: object, task_id: str, exc: BaseException) -> None:
     """
     name = printable(task)
     logger.error(
-        "sqs_backoff.after_run_failed: task %s[%s]: the decision does not change; %s",
+        "sqs_backoff.after_run_failed: task %s[%s]: no decision changes after the run; %s",
         *(name, printable(task_id), error_site(exc)),
         extra={"task_name": name, "task_id": task_id},
     )
@@ -200,8 +200,8 @@ def free_frames(exc: BaseException | None) -> None:
     exception, which holds the frame: a cycle of some 150 KB for each failure. Celery 5.7 clears the
     frames of the failure, but not the frames of its cause.
 
-    Frames of generators and coroutines are kept. A client may keep them suspended after it has
-    passed an error to its caller. Before Python 3.13 clearing them would end them.
+    Frames of generators and coroutines are not cleared. A client library may use them again after
+    it has passed an error to its caller, and before Python 3.13 clearing would end them.
     """
     for _ in range(_MAX_CHAIN):
         if exc is None:
@@ -222,7 +222,7 @@ def store_refusal(task: Any, result: object) -> None:
     A chord that waits for a later task of the chain goes on waiting, as after any ``Ignore``.
 
     Raises:
-        Exception: whatever the result backend's library raises.
+        Exception: the result backend has failed.
     """
     request = task.request
     task.backend.mark_as_done(  # notifies the chord even if no result is stored
@@ -231,7 +231,7 @@ def store_refusal(task: Any, result: object) -> None:
 
 
 def ignores_result(task: Any, request: Any) -> bool:
-    """Return whether Celery will store no result."""
+    """Return whether Celery stores no result for this run."""
     celerys_own = getattr(celery_task, "get_actual_ignore_result", None)  # Celery 5.7
     if celerys_own is not None:
         return bool(celerys_own(task, request))
