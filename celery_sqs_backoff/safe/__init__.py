@@ -1,4 +1,4 @@
-"""Make retries safe with guards, steps, locks, workflows and idempotency keys, kept in a store."""
+"""Make retries safe with guards, steps, locks, workflows and idempotency keys."""
 
 from ..store.errors import (
     RecordRejected,

@@ -1,8 +1,9 @@
-"""Keep the steps of one scope in one record, with the tasks that undo them.
+"""Keep the steps of one workflow, or of one owner outside a workflow, in one record.
 
 ::
 
-    open --given up--> closing --all undone--> closed      a step: begun -> confirm -> done
+    workflow   open --message is given up--> closing --all steps are undone--> closed
+    step       begun --done, and recorded--> confirm --its confirm task is sent--> done
 
 Only the holder of a workflow's lock writes the workflow's record. Each write succeeds only if the
 record is unchanged since it was read, so a run that has lost the lock fails at its next write. The
@@ -41,16 +42,15 @@ Change = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 class Document:
-    """The record of a scope, as one run sees it.
+    """The record of a workflow or of other steps, as one run sees it.
 
     Arguments:
-        kind: ``"scope"`` of a workflow, ``"steps"`` of steps without a lock.
-        name: name of the scope.
-        state: facts about the run. ``step`` adds the names of steps, and counts steps with an
-            effect.
+        kind: ``"scope"`` for a workflow, ``"steps"`` for steps outside a workflow.
+        name: name of the workflow, or of the owner of the steps.
+        state: facts about the run. ``step`` adds its step to them.
         message: digest of the message that enters the workflow. From its first step on, this
             message owns the workflow. ``None`` = the owner does not change.
-        is_certain: returns whether an exception says that the step had no effect.
+        is_certain: returns whether an exception proves that the step had no effect.
         before: is called before each step begins.
     """
 
@@ -117,7 +117,7 @@ class Document:
             raise Compensated("the steps of this workflow have been undone")
 
     def end(self) -> None:
-        """Record that the block has ended without an exception, so its steps are never undone."""
+        """Record that the ``with`` block ended without an exception, so no step is ever undone."""
 
         def change(fields: dict[str, Any]) -> dict[str, Any]:
             kept = {name: step | {"undo": None} for name, step in fields["steps"].items()}
@@ -135,7 +135,7 @@ class Document:
         undo: Signature | None = None,
         confirm: Signature | None = None,
     ) -> Any:
-        """Do a step unless it is recorded as done, and return its result."""
+        """Do a step, unless the record says that it is done. Return its result."""
         name = text_of("name", name)
         self._check(name, fn, undo, confirm)
         given = self._records.digest("input", input_of(fn, args, kwargs))
@@ -168,11 +168,13 @@ class Document:
         if name in self._used:
             # With one name for all steps, a loop would do the first step and skip the rest.
             raise ValueError(
-                f"invalid name {name!r}: this run has had a step of that name; give each its own,"
-                " such as f'release {funding.pk}'"
+                f"invalid name {name!r}: this run has done a step of that name; give each step a"
+                " name of its own, such as f'release {funding.pk}'"
             )
         if iscoroutinefunction(fn):
-            raise TypeError(f"the step {name!r} is an async function, which a step does not await")
+            raise TypeError(
+                f"the function of the step {name!r} is async, and a step does not await it"
+            )
         check_signature("undo", undo)
         check_signature("confirm", confirm)
         refuse_open_transaction(
@@ -220,7 +222,7 @@ class Document:
             raise StepNotRecorded("The step was done, but the store did not record it") from exc
 
     def _put(self, name: str, step: dict[str, Any]) -> dict[str, Any]:
-        """Write and return a step. If a concurrent run has recorded a result, return its step."""
+        """Write and return a step. If a concurrent run has recorded a result, return that step."""
 
         def change(fields: dict[str, Any]) -> dict[str, Any]:
             there = fields["steps"].get(name, {"state": BEGUN})
@@ -231,7 +233,7 @@ class Document:
         return new
 
     def _forget(self, name: str, begun: dict[str, Any]) -> None:
-        """Forget that a step was begun, unless a concurrent run has begun or recorded it since."""
+        """Remove a step that had no effect, unless a concurrent run has begun or recorded it."""
 
         def change(fields: dict[str, Any]) -> dict[str, Any]:
             steps = dict(fields["steps"])
@@ -242,7 +244,9 @@ class Document:
         try:
             self.update(change)
         except SafeError:
-            self._state.acts += 1  # the step stays in doubt; let the step's own error be raised
+            # The record still says that the step may have had an effect. The caller raises the
+            # step's own error.
+            self._state.acts += 1
 
 
 def check_signature(option: str, signature: object) -> None:
@@ -284,7 +288,7 @@ def send(signature: Signature, result: object, what: str, **options: Any) -> Non
     The task ID is the same each time, so the task can recognise a repetition.
 
     Arguments:
-        what: ``"undo"`` or ``"confirm"``, followed by the step's idempotency key.
+        what: ``"undo"`` or ``"confirm"``, followed by the step's ID.
 
     Raises:
         NotDispatched: the broker did not accept the task.

@@ -7,7 +7,7 @@
     │   ├── Busy              another run holds the lock
     │   ├── StoreUnavailable
     │   └── NotDispatched     a step's task could not be sent; the next run sends it
-    ├── Refused               another message passed the guard; the task ends without a failure
+    ├── Refused               another message passed the guard; this one ends without a failure
     │   └── AlreadyDone       an earlier run of this message has succeeded
     ├── OtherInput            the step under this name was begun with other arguments
     ├── RecordRejected        this project did not write the record
@@ -17,7 +17,7 @@
     ├── NotUndone             a guard refused the undo task, so the step was not undone
     ├── Compensated           the workflow's steps were undone
     ├── StoreInTransaction    a Django transaction is open; its rollback would delete the record
-    └── OutsideRun            no message owns the record
+    └── OutsideRun            no message is running that could own the record
 
 Each error has a fixed verdict, which comes before ``classify`` and ``retry_on``. So
 ``autoretry_for=(Exception,)`` does not turn "the step was done, but not recorded" into a retry.
@@ -36,7 +36,7 @@ class Busy(TryLater):
     """Another run holds the lock.
 
     Arguments:
-        lease_left: seconds until the holder's lease ends. SQS shows the message again by then.
+        lease_left: seconds until the holder's lease ends. The retry does not wait longer.
     """
 
     def __init__(self, message: str = "", lease_left: float | None = None) -> None:
@@ -105,4 +105,4 @@ class Compensated(SafeError):
 
 
 class OutsideRun(SafeError):
-    """No message of this task is running and no ``scope`` is given."""
+    """No message of this task is running and no ``scope`` is given, so a record has no owner."""

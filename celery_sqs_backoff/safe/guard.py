@@ -5,8 +5,8 @@
     (no record) --enter--> begun --finish--> done
          ^----release-----/
 
-A run may find that an earlier run of its own message has made the record. Then it marks the record
-as shared. The earlier run may have done the work, so no run deletes a shared record.
+If an earlier run of the same message has made the record, the run marks it as shared. No run
+deletes a shared record, because the earlier run may have done the work.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_RESULT_CHARACTERS = 64 * 1024
 
 @dataclass
 class Passage:
-    """The record that let a run pass a guard, and the ID of the run."""
+    """The record of a guard that a run has passed, and the ID of the run."""
 
     record: Record
     run: str
@@ -61,7 +61,7 @@ class Passage:
 def enter(
     records: Records, key: str, message: str, run: str, window: float, *, kind: str = "guard"
 ) -> Passage:
-    """Let one message per window pass, however often it is delivered.
+    """Let a run pass a guard, unless another message has passed it within the window.
 
     Arguments:
         key: key of the guard.
@@ -81,7 +81,7 @@ def enter(
             raise Refused({"refused": why})
         if there["state"] == "done" or there["shared"]:
             return None
-        # The record has no run if every earlier run ended without an effect (``cut_short``).
+        # The record names no run if every earlier run ended without an effect. See ``cut_short``.
         return {"shared": True} if there["run"] else {"run": run}
 
     mine = {"state": "begun", "message": message, "run": run, "shared": False}
@@ -124,14 +124,14 @@ class Guard:
     Arguments:
         key: text with the task's arguments in braces, ``"mail:{customer_id}"``, or a callable
             that gets the task's arguments and returns text, an int or a UUID. Tasks with the same
-            key guard each other.
-        window: seconds or timedelta above 0.
+            key share one guard.
+        window: seconds or timedelta above 0, from the first run of the message.
 
-    The worker makes the record before the task runs. It belongs to the message, so the same message
-    passes again, however often it is delivered, retried or redriven, until a run of it has
-    succeeded. After that, each delivery of the message gets the recorded result. The worker deletes
-    the record if the run fails with RETRYABLE or NOT_PROCESSED and no other run of the message may
-    have done the work.
+    The worker makes a record before the task runs. It names the message, so the same message passes
+    again, however often it is delivered, retried or redriven, until a run of it has succeeded.
+    After that, each delivery of the message gets the recorded result. The worker deletes the record
+    if the run fails with RETRYABLE or NOT_PROCESSED and no other run of the message may have done
+    the work.
 
     Raises:
         ImproperlyConfigured: ``key`` or ``window`` is invalid.

@@ -1,4 +1,4 @@
-"""Hooks of a task that pass its guard before a run, and undo workflows of given-up messages."""
+"""Hooks of a task, which pass its guard, and undo the workflows of messages that are given up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SafeExtension(Extension):
     """Passes guards, records which runs may have had an effect, and undoes workflows."""
 
     def before_run(self, task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Record the run, and pass the task's guard.
+        """Pass the task's guard, and record the run if the task has an ``on_not_processed``.
 
         Raises:
             Refused: another message has passed.
@@ -51,9 +51,10 @@ class SafeExtension(Extension):
             state.record = enter(records, message, message, state.run, KEEP_SECONDS, kind="run")
 
     def after_run(self, task: Any, result: object) -> None:
-        """Record that the message is done. Never raises."""
+        """Record for the guard that the message is done. Never raises."""
         run = run_of(task.request)
-        # After the run has published a copy, the message is not done, because the copy must run.
+        # If the run has published a copy (``self.retry``), the message is not done. The copy must
+        # run.
         state = None if run is None or run.copy is not None else run.extension_state
         if state is not None and state.guard is not None:
             attempt(task.app, finish, state.guard, result)
@@ -62,14 +63,16 @@ class SafeExtension(Extension):
         """Delete the records of a failed run that had no effect, and return the final verdict.
 
         Returns:
-            The verdict on the exception, or UNKNOWN if an earlier run may have done the work. If
-            the task raised ``NonRetryable``, its verdict also covers earlier runs.
+            The verdict on the exception, or UNKNOWN if an earlier run may have done the work. The
+            verdict of a ``NonRetryable`` never changes, because it also covers earlier runs.
 
         Raises:
-            Exception: an undo task has ended by ``Ignore``, and the task for the next undo could
-                not be sent. The message of the undo task becomes a dead letter then.
+            Exception: an undo task has ended by ``Ignore``, and the task that undoes the next step
+                could not be sent. Then the message of the undo task becomes a dead letter.
         """
-        if isinstance(exc, Ignore):  # after Ignore, Celery does not send the task's callbacks
+        if isinstance(exc, Ignore):
+            # After ``Ignore``, Celery sends no callbacks. Send those that undo the workflow's next
+            # step.
             for link in links_of(task):
                 link.apply_async()
             return verdict
@@ -95,13 +98,7 @@ class SafeExtension(Extension):
     def given_up(
         self, task: Any, task_id: str, *, run: str | None, began: float, queue: str | None = None
     ) -> bool:
-        """Send the task that undoes the message's workflows. Return False if sending failed.
-
-        Arguments:
-            run: ID of the run that gave the message up; ``None`` = not known.
-            began: when that run began, in seconds since the epoch.
-            queue: queue to send to; ``None`` = Celery's routing decides.
-        """
+        """Send the task that undoes the message's workflows. Return False if sending failed."""
         if not task.has_workflows or not has_store(task.app):
             return True
         try:
@@ -117,7 +114,7 @@ class SafeExtension(Extension):
 
 
 def pass_guard(task: Any, key: str, message: str, run: str, window: float) -> Passage:
-    """Enter a guard for the message that a task is running.
+    """Let the message that a task is running pass a guard.
 
     Raises:
         Refused: another message has passed.
@@ -133,7 +130,7 @@ def pass_guard(task: Any, key: str, message: str, run: str, window: float) -> Pa
 
 
 def message_digest(app: Any, task_name: str, task_id: str) -> str:
-    """Return the digest by which records name a message."""
+    """Return the digest that stands for a message in records."""
     return records_of(app).digest("message", task_name, str(task_id))
 
 

@@ -38,8 +38,8 @@ def look(records: Records, scope: str) -> list[Entry]:
     """Return the records under a scope's name.
 
     Arguments:
-        scope: a guard's or lock's key, a ``scope=``, or a workflow's name, such as ``"order:7"``;
-            ``"task:NAME:ID"`` for the records of one message.
+        scope: a guard's or lock's key, the ``scope=`` of a step, or a workflow's name, such as
+            ``"order:7"``; ``"task:NAME:ID"`` for the records of one message.
 
     Raises:
         StoreUnavailable: the store did not answer.
@@ -59,9 +59,9 @@ def free(records: Records, entry: Entry) -> bool:
     """Delete a record unless it has changed, and return whether it was deleted.
 
     A freed guard lets the next message pass. A freed lock lets a second run in. A freed step is
-    done again. A freed workflow forgets its steps, and does all of them again. If its steps were
-    undone, it keeps the steps that have no ``undo``, because they were not undone. It does the
-    other steps again, with new idempotency keys.
+    done again. Of a freed workflow, all steps are done again. If its steps were undone, the
+    workflow keeps those without an ``undo``, and the others are done again with new idempotency
+    keys.
     """
     record = entry.record
     if record is None:
@@ -79,7 +79,8 @@ def free(records: Records, entry: Entry) -> bool:
         return records.delete(record)
     kept = {name: step for name, step in steps.items() if step.get("undo") is None}
     versions = dict(record.fields.get("versions", {}))
-    for name in steps.keys() - kept.keys():  # the provider knows the undone step by the old key
+    # The provider knows the old idempotency key of an undone step, and would ignore a call with it.
+    for name in steps.keys() - kept.keys():
         versions[name] = versions.get(name, 1) + 1
     return records.replace(record, {"state": OPEN, "steps": kept, "versions": versions}) is not None
 

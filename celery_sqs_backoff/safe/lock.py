@@ -61,8 +61,7 @@ class Lock:
             HeldByItself: this run already holds it.
             StoreInTransaction: a Django transaction is open. The lock would end before the commit,
                 and the next holder would not see the writes of this run.
-            StoreUnavailable: the store did not answer. It may have taken the lock until its lease
-                ends.
+            StoreUnavailable: the store did not answer. The lock may be taken until its lease ends.
         """
         if self._name in self._held:
             raise HeldByItself(
@@ -100,7 +99,7 @@ class Lock:
         record, self._record = self._record, None
         try:
             if record is not None and not self._records.delete(record):
-                there = self._records.reread(record)  # a renewal without an answer may have worked
+                there = self._records.reread(record)  # ``renew`` may have worked without an answer
                 if there is None or there.fields["holder"] != self._holder:
                     logger.warning("sqs_backoff.lock_outlived: the lease ended before the block")
                 else:

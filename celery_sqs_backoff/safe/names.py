@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID, uuid5
 
-#: Namespace of all derived UUIDs. Never change it, because providers recognise calls by them.
+#: Namespace of all derived UUIDs. Never change it: providers recognise calls by these UUIDs.
 NAMESPACE = UUID("52c2d7a4-55a3-5c5c-8a4e-4f4f8ab0a9a1")
 
 _SCALARS = (str, int, float, bool, type(None))

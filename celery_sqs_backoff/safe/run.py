@@ -24,15 +24,15 @@ class RunState:
     task_id: str = ""
     #: The run; ``None`` = a call outside any message.
     of: Run | None = None
-    #: ``guard``: how the run passed the task's guard; ``None`` = no guard. ``record``: the record
-    #: of the message's runs; ``None`` = the task has no ``on_not_processed``.
+    #: The record of the task's guard; ``None`` = no guard.
     guard: Passage | None = None
+    #: The record of the message's runs; ``None`` = the task has no ``on_not_processed``.
     record: Passage | None = None
-    #: Number of steps that were done, or are in doubt.
+    #: Number of steps that were done, or may have been done.
     acts: int = 0
     #: Names of the locks that the run holds.
     held: set[str] = field(default_factory=set)
-    #: Names of the steps that the run has called, by scope.
+    #: Names of the steps that the run has called, by the name of their record.
     used: defaultdict[str, set[str]] = field(default_factory=partial(defaultdict, set))
 
     @cached_property

@@ -3,8 +3,8 @@
 The worker that gives a message up only sends this task, which has retries and a dead letter of its
 own. The task is retried while a run holds the workflow's lock. A process that was killed in the
 workflow holds the lock until the lease ends. This task decides whether there are steps to undo, and
-sends the undo task of the last step. When the undo task has succeeded, Celery calls this task again
-for the step before.
+sends the undo task of the last step. When the undo task has succeeded, Celery sends this task
+again, for the step before.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def send_take_back(
 
 
 def links_of(task: Any) -> list[Signature]:
-    """Return the callbacks of an undo task that call this task again for the next step."""
+    """Return the callbacks of an undo task that send this task again for the next step."""
     links = [maybe_signature(link, app=task.app) for link in task.request.callbacks or ()]
     return [link for link in links if link.task == NAME]
 
@@ -75,10 +75,7 @@ def _take_back(
     """Send the next undo task of one workflow, or of each workflow that the message has entered.
 
     Arguments:
-        message: digest of the message that was given up.
-        run: ID of the run that gave it up.
-        began: when that run began, in seconds since the epoch.
-        queue: queue of the tasks to send; ``None`` = the app's routing decides.
+        message, run, began, queue: as for :func:`send_take_back`.
         scope: the workflow; ``None`` = all workflows of the message.
         undone: name of the step in ``scope`` that was just undone; ``None`` = no step yet.
         by: ID of the task that began to undo the workflow; ``None`` = this task.
@@ -96,7 +93,8 @@ def _take_back(
             link.set(**_route(queue, message))
             undo = maybe_signature(loads(fields["undo"]), app=self.app)
             result = loads(fields["result"]) if "result" in fields else None
-            # Send without holding the lock: an eager undo task calls this task before it returns.
+            # Send without holding the lock, because an eager undo task runs this task, which takes
+            # the lock, before it returns.
             send(undo, result, f"undo {fields['id']}", link=link)
         except LockLost as exc:
             owed = Busy(str(exc))
@@ -120,7 +118,7 @@ def next_step(
 
     Return ``None`` if all steps are undone, if the message does not own the workflow, if the
     workflow has ended without an exception, if a later run has entered it, or if another task
-    undoes it.
+    already undoes it.
 
     Arguments:
         by: ID of the task that began to undo the workflow. The record keeps it, so no other task

@@ -68,10 +68,10 @@ class SQSBackoffTask(OnCommit, BackoffTask):
         scope: object = None,
         **kwargs: Any,
     ) -> Any:
-        """Do a step unless it is recorded as done, and return its result.
+        """Do a step, unless it is recorded as done. Return its result.
 
         The result is recorded when ``fn(*args, **kwargs)`` has returned, and kept for 30 days. If
-        the process ends after the call and before the record, the next run does the step again, so
+        the process ends after the call and before the record, the next run does the step again. So
         let ``fn`` pass :meth:`idempotency_key` to the provider. For steps with an ``undo`` use a
         workflow.
 
@@ -83,7 +83,7 @@ class SQSBackoffTask(OnCommit, BackoffTask):
             scope: owner of the step: text, an int or a UUID. Default: this message.
 
         Raises:
-            Exception: the exception that ``fn`` raised. If it says that the step had no effect,
+            Exception: the exception that ``fn`` raised. If it proves that the step had no effect,
                 the record of the step is removed.
             NotDispatched: ``confirm`` could not be sent. The task is retried, and the next run
                 sends it.
@@ -176,6 +176,7 @@ class SQSBackoffTask(OnCommit, BackoffTask):
         try:
             return super().on_replace(sig)
         except Ignore:
+            # The new task has the callbacks now. ``run_failed`` must not send them again.
             self.request.callbacks = None
             raise
 
@@ -195,7 +196,7 @@ class SQSBackoffTask(OnCommit, BackoffTask):
 
 
 class WorkflowTask(SQSBackoffTask):
-    """A task with workflows. When the worker gives its message up, their steps are undone."""
+    """A task with workflows, whose steps are undone when the worker gives the message up."""
 
     abstract = True
     has_workflows = True
@@ -208,8 +209,9 @@ class WorkflowTask(SQSBackoffTask):
     def workflow(
         self, scope: object, *, lease: float | timedelta = DEFAULT_LEASE_SECONDS
     ) -> Workflow:
-        """Enter ``with self.workflow(f"order:{order_id}") as order:`` for steps under one lock.
+        """Return a workflow for ``with self.workflow(f"order:{order_id}") as order:``.
 
+        One run at a time can be in the block, which holds the lock of that name.
         ``order.step(...)`` renews the lock and does a step. ``order.key("release")`` returns an
         idempotency key. The message that last began a step owns the workflow. If the worker gives
         that message up before a block has ended without an exception, each step's ``undo`` task is

@@ -30,7 +30,7 @@ class Workflow:
         message: digest of the message that enters; ``None`` = a call outside any message.
         namespace: namespace of the idempotency keys.
         lease: seconds or timedelta; longer than any one step takes.
-        is_certain: returns whether a step's exception says that it had no effect.
+        is_certain: returns whether an exception proves that the step had no effect.
     """
 
     def __init__(
@@ -75,16 +75,15 @@ class Workflow:
                 ``f"release {funding.pk}"``.
             fn: is called with ``args`` and ``kwargs``. Returns JSON (dates, decimals and UUIDs
                 included).
-            undo: signature of the task that undoes the step when the message is given up. Its
-                first argument is the step's result, or ``None`` if the step is in doubt. Default:
-                the step is not undone.
+            undo: signature of the task that undoes the step when the message is given up. Its first
+                argument is the step's result, or ``None`` if it is unknown whether the step had an
+                effect. Default: the step is not undone.
             confirm: signature of a task that is sent after the step is recorded, with the step's
                 result as first argument. Default: no task.
 
         Raises:
-            Exception: the exception that ``fn`` raised. If it says that the step had no effect,
-                the record of the step is removed. Otherwise the step is in doubt until a run does
-                it.
+            Exception: the exception that ``fn`` raised. If it proves that the step had no effect,
+                the record of the step is removed. Otherwise the next run does the step again.
             LockLost: another run may hold the lock. The step has not begun.
             NotDispatched: ``confirm`` could not be sent. The task is retried, and the next run
                 sends it.

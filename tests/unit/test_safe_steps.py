@@ -141,8 +141,8 @@ async def not_awaited() -> None: ...
     ("names", "function", "why"),
     [
         # A loop whose steps all have one name would do the first, and skip the others.
-        pytest.param(["charge", "charge"], str, "each its own", id="one name twice"),
-        pytest.param([7, "7"], str, "each its own", id="one name twice, as a number"),
+        pytest.param(["charge", "charge"], str, "name of its own", id="one name twice"),
+        pytest.param([7, "7"], str, "name of its own", id="one name twice, as a number"),
         *(pytest.param([name], str, "name", id=repr(name)) for name in (None, "", True)),
         pytest.param(["x" * 300], str, "name", id="300 characters"),
         pytest.param(range(201), str, "at most 200", id="201 steps"),
