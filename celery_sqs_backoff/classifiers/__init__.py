@@ -9,10 +9,10 @@ Name them in a task's option ``classify``::
         requests.post(...).raise_for_status()
 
 Each classifier finds out at which moment of the call the library failed. If the request was not
-sent, the failure is RETRYABLE. If it was sent and got no proper answer, the failure is UNKNOWN, and
-safe to repeat if the task declares the call idempotent. If the provider refused the request for
-good, the failure is NOT_PROCESSED. For an error of another library the classifier returns ``None``,
-and the task's next classifier is called.
+sent, the failure is RETRYABLE. If it was sent and got no proper answer, the failure is UNKNOWN. It
+is then safe to repeat if the task declares the call idempotent. If the provider refused the request
+for good, the failure is NOT_PROCESSED. For an error of another library the classifier returns
+``None``, and the task's next classifier is called.
 
 A verdict covers the call that failed, not calls that the task made before it.
 
@@ -43,12 +43,12 @@ __all__ = [
 def known_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
     """Return a classifier for the errors of all these libraries, with ``sdk_errors`` last.
 
-    Use it for tasks that make one outside call. If a task makes idempotent calls and others, give
+    Use it for tasks that make one outside call. If only some calls of a task are idempotent, give
     it one classifier for each library.
 
     Args:
-        idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request was sent is retried without an undo. Default ``False``.
+        idempotent: ``True`` = a second call does no harm, so a failure after the request was sent
+            is retried without an undo. Default ``False``.
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too. Default ``False``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Read from an HTTP answer whether the call was processed, and how long to wait for the next.
+"""Read from an HTTP answer whether the call was processed, and how long to wait before the next.
 
 The functions are pure. They take a status, headers and the time, and return a diagnosis.
 """
@@ -28,8 +28,9 @@ class StatusRule:
     only: str = ""
 
 
-#: Conditions of rows, as the documentation prints them. Rate-limit headers ask to wait, but do not
-#: count as ``Retry-After``, because a gateway also adds them after it has passed the request on.
+#: Conditions of rows, as the documentation prints them. An exhausted rate limit also asks to wait,
+#: but does not count as ``Retry-After``: a gateway adds its headers even after it has passed the
+#: request on.
 ASKS_TO_WAIT, HAS_RETRY_AFTER = "that ask to wait", "with `Retry-After`"
 OF_A_CACHE = "with `Server: Varnish`"  # a cache made the answer itself
 
@@ -108,8 +109,9 @@ STATUSES: tuple[StatusRule, ...] = (
     ),
 )
 
-# A rate limit's reset from ``_EPOCH`` up is a time since the epoch, because a delay of 31 years
-# makes no sense. From ``_EPOCH_MILLISECONDS`` up, the time is in milliseconds.
+# The reset of a rate limit is a delay in seconds or a time since the epoch. From ``_EPOCH`` up it
+# is a time, because a delay of 31 years makes no sense. From ``_EPOCH_MILLISECONDS`` up, the time
+# is in milliseconds.
 _EPOCH = 1e9
 _EPOCH_MILLISECONDS = 1e12
 
@@ -129,14 +131,13 @@ def answer(status: object, headers: object = None, *, now: float) -> Diagnosis |
     asked = read_asked_seconds(fields, now=now)
     has_retry_after = _retry_after_seconds(fields.get("retry-after"), now) is not None
     if asked is None and status == 429:
-        # A 429 without a time also counts as a request to wait, because the provider is up but
-        # receives calls too fast.
+        # A 429 always asks to wait, even if it does not say how long.
         asked = _reset_seconds(fields, now) or 0.0
     holds = {
         "": True,
         ASKS_TO_WAIT: asked is not None,
         HAS_RETRY_AFTER: has_retry_after,
-        # An answer of the provider keeps its own ``Server`` header when it passes through a cache.
+        # A cache does not change the ``Server`` header of an answer that it passes on.
         OF_A_CACHE: fields.get("server", "").lower() == "varnish",
     }
     rules = (rule for rule in STATUSES if status in rule.statuses and holds[rule.only])
@@ -163,7 +164,7 @@ def read_asked_seconds(headers: object, *, now: float) -> float | None:
 def may_have_acted(response: Any) -> bool:
     """Return whether the server may have processed the request before it sent this answer.
 
-    Use it for an answer that the HTTP client followed with another request. A server may process a
+    The answer is one after which the HTTP client sent another request. A server may process a
     request and then answer with a redirect. But 307 and 308 ask the client to repeat the request
     elsewhere, so it was not processed (RFC 9110, 15.4.8 and 15.4.9). Other answers refuse the
     request, such as a 401 that asks for digest authentication.

@@ -38,7 +38,7 @@ IN_PROGRESS_CODES = frozenset({"DuplicateRequest", "TransactionInProgressExcepti
 #: Codes which say that the same token was used for another request, which may have been processed.
 CONFLICT_CODES = frozenset({"IdempotentParameterMismatch", "IdempotentParameterMismatchException"})
 
-#: Codes of expired temporary credentials. They are renewed, so the task can be retried unchanged.
+#: Codes of expired temporary credentials. The client renews them, so a retry may succeed.
 #: https://docs.aws.amazon.com/STS/latest/APIReference/CommonErrors.html
 EXPIRED_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
 
@@ -53,7 +53,7 @@ def _code(exc: Any) -> str | None:
 
 
 def _part(exc: Any, name: str) -> dict[str, Any]:
-    """Return a part of the parsed response. It is empty if a stub or proxy put no dict there."""
+    """Return a part of the parsed response, or an empty dict if a stub or proxy left it out."""
     part = exc.response.get(name) if isinstance(exc.response, dict) else None
     return part if isinstance(part, dict) else {}
 
@@ -138,8 +138,8 @@ def botocore_errors(*, idempotent: bool = False) -> Classifier:
     ``Config(retries={"total_max_attempts": 1})``.
 
     Args:
-        idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request was sent is retried without an undo. Default ``False``.
+        idempotent: ``True`` = a second call does no harm, so a failure after the request was sent
+            is retried without an undo. Default ``False``.
 
     Raises:
         TypeError: ``idempotent`` is not a bool.

@@ -16,7 +16,7 @@ from ..retry.outcomes import Outcome, Verdict
 
 
 class Meaning(Enum):
-    """Whether a failed call was processed. The value is a text for the documentation."""
+    """Whether the provider processed a failed call. The value is a text for the documentation."""
 
     NOT_SENT = "nothing was sent"
     REFUSED_FOR_NOW = "refused for now"
@@ -49,9 +49,8 @@ class Diagnosis:
     def verdict(self, *, idempotent: bool, trust_503: bool = False) -> Verdict:
         """Return the verdict on the failed call.
 
-        If the outcome is UNKNOWN, the call may have been processed. If the call is idempotent, it
-        is then safe to repeat, so the task is retried without an undo. A CONFLICT is never safe to
-        repeat.
+        If the outcome is UNKNOWN, the call may have been processed. Then the task is retried
+        without an undo if the call is idempotent, except after a CONFLICT.
         """
         outcome = self.meaning.outcome(trust_503=trust_503)
         repeat = idempotent and outcome is Outcome.UNKNOWN and self.meaning is not Meaning.CONFLICT
@@ -75,12 +74,12 @@ class ErrorRule:
     """A row of a library's table.
 
     Args:
-        module: the module of the classes. It is never imported, because an error cannot belong to a
-            class that is not loaded.
+        module: the module of the classes. It is never imported: as long as it is not loaded, no
+            error of its classes can occur.
         names: names of the classes, separated by spaces. The rule also fits their subclasses. A
             class that the installed version lacks is ignored.
-        means: a meaning, or a reader of the error. ``None`` leaves the error unclassified, so that
-            no later rule fits it.
+        means: a meaning, or a function that reads it from the error. ``None`` = the error is not
+            classified, and no later rule is tried.
         when: the condition, or the part of the error that is read, as a text for the documentation.
         applies: returns whether the condition holds. ``None`` (default) = no condition.
         asked_seconds: returns how long the provider asked to wait, if ``means`` is a meaning.
@@ -121,7 +120,7 @@ def find(rules: tuple[ErrorRule, ...], exc: BaseException) -> Diagnosis | None:
 
 @dataclass(frozen=True)
 class LibraryErrors:
-    """A classifier for a library, such as ``requests_errors()`` returns.
+    """A classifier for the errors of one library. ``requests_errors()`` and others return it.
 
     Args:
         name: the library's name, for ``repr`` and logs.

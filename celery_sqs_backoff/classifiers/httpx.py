@@ -13,7 +13,8 @@ _rule = partial(ErrorRule, "httpx")
 
 
 def _certificate(exc: BaseException) -> bool:
-    # httpx raises from httpcore's error, which has the cause only as its ``__context__``.
+    # httpx's error has httpcore's error as ``__cause__``, and that has the real one as
+    # ``__context__``.
     root = getattr(exc.__cause__, "__context__", None)
     return certificate_rejected(exc) or (root is not None and certificate_rejected(root))
 
@@ -41,7 +42,7 @@ def _was_redirected(exc: BaseException) -> bool:
     history = getattr(getattr(exc, "response", None), "history", None)
     for module, function, frame in frames(exc):
         if (module, function) == ("httpx._client", "_send_handling_redirects"):
-            history = history or frame.f_locals.get("history")  # the error has no such attribute
+            history = history or frame.f_locals.get("history")  # of a failure without an answer
     return any(map(may_have_acted, history or ()))
 
 
@@ -51,10 +52,10 @@ def httpx_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classi
     httpx raises an error for a status only if the task calls ``raise_for_status()``.
 
     Args:
-        idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request was sent is retried without an undo. Default ``False``.
-        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too. Set it if no gateway
-            before the provider sends this 503 after it has passed the request on. Default
+        idempotent: ``True`` = a second call does no harm, so a failure after the request was sent
+            is retried without an undo. Default ``False``.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too. Set it only if no
+            gateway sends a 503 after it has passed the request on to the provider. Default
             ``False``: the failure is UNKNOWN.
 
     Raises:

@@ -80,10 +80,10 @@ def requests_errors(*, idempotent: bool = False, trust_503: bool = False) -> Cla
     requests raises an error for a status only if the task calls ``raise_for_status()``.
 
     Args:
-        idempotent: ``True`` = the call may be made twice without harm, so a failure after the
-            request was sent is retried without an undo. Default ``False``.
-        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too. Set it if no gateway
-            before the provider sends this 503 after it has passed the request on. Default
+        idempotent: ``True`` = a second call does no harm, so a failure after the request was sent
+            is retried without an undo. Default ``False``.
+        trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too. Set it only if no
+            gateway sends a 503 after it has passed the request on to the provider. Default
             ``False``: the failure is UNKNOWN.
 
     Raises:

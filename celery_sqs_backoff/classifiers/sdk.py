@@ -41,8 +41,8 @@ def _cause(exc: BaseException) -> Diagnosis | None:
     return diagnosis
 
 
-#: The rules for errors of the SDKs. A connection error without its cause, as in stripe before 9, is
-#: not classified.
+#: The rules for errors of the SDKs. A connection error without a ``__cause__``, as in stripe before
+#: version 9, is not classified.
 RULES: tuple[ErrorRule, ...] = (
     ErrorRule(
         "builtins",
@@ -81,10 +81,11 @@ def sdk_errors(
 
     It reads errors of Stripe (``http_status``), SendGrid (``status_code``), Twilio (``status``),
     Slack and django-anymail (``response``). SendGrid also raises errors of urllib, and Twilio
-    errors of requests. Tasks that call these two also need the classifier of that library.
+    errors of requests. Tasks that call these two also need ``urllib_errors`` or
+    ``requests_errors``.
 
     Stripe's client repeats a call, by default twice, and reports only the last failure. The
-    classifier reads the status as if it were that of the only attempt. So give the client
+    classifier knows only the status of the last attempt. So give the client
     ``max_network_retries=0``, or pass an idempotency key of your own and set ``idempotent=True``.
 
     Args:

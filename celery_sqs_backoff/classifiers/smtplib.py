@@ -35,9 +35,9 @@ def _in_smtplib(exc: BaseException) -> bool:
 
 
 def _meaning(code: object) -> Meaning | None:
-    """Return the meaning of a reply code, or ``None`` if it is neither 4yz nor 5yz.
+    """Return the meaning of a reply code, or ``None`` for a code other than 4yz and 5yz.
 
-    Both say that no mail was accepted (RFC 5321, 4.2.1).
+    With these two, the server accepts no mail (RFC 5321, 4.2.1).
     """
     if isinstance(code, int) and 400 <= code <= 499:
         return Meaning.REFUSED_FOR_NOW
@@ -48,7 +48,7 @@ def _meaning(code: object) -> Meaning | None:
 
 def _reply(exc: Any) -> Diagnosis:
     otherwise = Meaning.NOT_SENT if _before_data(exc) else Meaning.IN_DOUBT
-    # smtplib uses this text for a reply that it has not read to the end. Its code may be wrong.
+    # smtplib uses this text for a reply that it has not read to the end. The code may be wrong.
     is_unread = exc.smtp_error == "Line too long."
     return Diagnosis((None if is_unread else _meaning(exc.smtp_code)) or otherwise)
 

@@ -1,1 +1,1 @@
-"""Keep records beyond the end of a run, in a store that processes and machines share."""
+"""Keep records after the end of a run, in a store that processes and machines can share."""

@@ -31,7 +31,7 @@ from .settings import (
 
 logger = get_logger(__name__)
 
-#: The check's record expires after this time, in case the process ends before deleting it.
+#: The check writes a record, which expires after this time if the process cannot delete it.
 _CHECK_SECONDS = 60.0
 
 #: First and last pause between two checks of a store that is down when a worker starts.
@@ -53,11 +53,11 @@ def check_offline(app: Any) -> None:
 
 
 def check_by_asking(app: Any) -> None:
-    """Refuse a store that lacks a table or a right, or has a broken cipher.
+    """Refuse a store in which a record cannot be written, read and deleted.
 
     Raises:
-        ImproperlyConfigured: the store cannot work. The text names the remedy, but not the URL,
-            which may hold a password.
+        ImproperlyConfigured: a table or permission is missing, or the cipher is broken. The text
+            names the remedy, but not the URL, which may hold a password.
         StoreUnavailable: the store does not answer, or accepts no writes now.
     """
     check_offline(app)
@@ -75,7 +75,7 @@ def check_by_asking(app: Any) -> None:
             " rights of its user"
         ) from exc
     except (RecordRejected, ValueError, TypeError, AttributeError) as exc:
-        # Report this at the start. Otherwise steps would run and never be recorded.
+        # Report this at the worker's start. Otherwise steps would run and never be recorded.
         raise ImproperlyConfigured(
             f"sqs_backoff['store']: its records cannot be written and read"
             f" ({error_site(exc.__cause__ or exc)}): correct the options of its address, or"
@@ -94,10 +94,9 @@ def forgery_of(app: Any) -> str | None:
 
 
 def eviction_of(app: Any) -> str | None:
-    """Return why the store may drop records before they expire.
+    """Return why the store may drop records before they expire, or ``None`` if that is not known.
 
     If the record of a guard, a lock or a step is dropped, a second run does the work again.
-    ``None`` = the store has no such setting, or does not say.
 
     Raises:
         ImproperlyConfigured: the app's store is invalid.
@@ -106,8 +105,8 @@ def eviction_of(app: Any) -> str | None:
     return store.evicts() if isinstance(store, RedisStore) else None
 
 
-#: Pools of the parent process. Without a reference, Python would close them and wait for their
-#: threads, which do not exist in this process.
+#: Database connection pools of the parent process. Without a reference, Python would close them and
+#: wait for their threads, which do not exist in this process.
 _FORGOTTEN: list[Any] = []
 
 
@@ -167,7 +166,7 @@ def _warn(app: Any) -> None:
         logger.warning("sqs_backoff.not_signed: %s", why)
     if (why := eviction_of(app)) is not None:
         logger.warning(
-            "sqs_backoff.store_evicts: %s: work may be done twice. Set it to noeviction", why
+            "sqs_backoff.store_evicts: %s, so work may be done twice. Set it to noeviction", why
         )
 
 

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def refuse_open_transaction(what: str, *, why: str) -> None:
-    """Refuse an open transaction. Its rollback would undo the work or the record, but not both.
+    """Refuse to go on in an open transaction. A rollback would undo either the work or its record.
 
     Arguments:
         what: start of the error's text, such as ``"No lock is taken"``.
@@ -24,7 +24,7 @@ def refuse_open_transaction(what: str, *, why: str) -> None:
     for connection in open_connections():
         if is_in_transaction(connection):
             there = f"inside a transaction of the database alias {connection.alias!r}"
-            if not connection.in_atomic_block:  # the next statement begins a transaction
+            if not connection.in_atomic_block:
                 there = f"while autocommit is off for the database alias {connection.alias!r}"
             raise StoreInTransaction(f"{what} {there}: {why}")
 
@@ -50,9 +50,8 @@ def ask_and_close(ask: Callable[[], T]) -> T:
     """Return the result of ``ask``, and close the Django connections that ``ask`` opened.
 
     A process that is forked later would share the connections, and could read answers that the
-    database sends to another process.
-    Celery drops connections after a fork only if ``DJANGO_SETTINGS_MODULE`` was set when the app
-    was made.
+    database sends to another process. Celery drops connections after a fork only if
+    ``DJANGO_SETTINGS_MODULE`` was set when the app was made.
     """
     before = list(open_connections())
     try:

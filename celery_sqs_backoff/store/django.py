@@ -20,10 +20,10 @@ from celery.exceptions import ImproperlyConfigured
 from .connections import close, is_in_transaction
 from .errors import StoreInTransaction, StoreRefused, StoreUnavailable
 
-#: Tries of ``add()``. It tries again if the existing record has ended before it could be read.
+#: Most tries of ``add()``. It tries again if the existing record ends before it is read.
 _ADDS = 100
 
-#: Tries of one statement. Each try after the first uses a new connection.
+#: Most tries of one statement. Each try after the first uses a new connection.
 _TRIES = 5
 
 #: Errors by which a database refuses a user: codes of MySQL, and texts of PostgreSQL and SQLite.
@@ -75,8 +75,8 @@ class DjangoStore:
 
     def delete(self, key: str, old: str) -> bool:
         def delete(records: Any, now: Any) -> Any:
-            # delete() would not be atomic: if the project has a receiver of pre_delete, it selects
-            # first, and then deletes by key alone.
+            # Django's ``delete()`` would not be atomic. If the project has a receiver of
+            # ``pre_delete``, it first selects the record, and then deletes it by its key alone.
             return _present(records, now, key, old)._raw_delete(self._using)
 
         return bool(self._ask(delete))
@@ -113,8 +113,9 @@ class DjangoStore:
 
         if records.filter(key=at, expires_at__lte=now).update(**new, expires_at=now + ttl):
             return True
-        is_in_test = connections[self._using].in_atomic_block  # see _ask
-        # Without this inner block, an error would make the test's transaction unusable.
+        # ``_ask`` allows a transaction only around a test. In it, an error needs a block of its
+        # own, or the transaction would be unusable afterwards.
+        is_in_test = connections[self._using].in_atomic_block
         atomic = transaction.atomic(using=self._using) if is_in_test else nullcontext()
         try:
             with atomic:
@@ -124,12 +125,12 @@ class DjangoStore:
         return True
 
     def _ask(self, statement: Callable[[Any, Any], T]) -> T:
-        """Run a statement, which gets the table and the database's clock.
+        """Call ``statement`` with the table and the database's clock.
 
-        Try again if the database has rolled the statement back because of a concurrent one. Try
-        again, too, if the connection is unusable: it was idle for too long, the server was
-        restarted, or the server has become a read-only replica. The first try may then have taken
-        effect: see ``Store``.
+        Try again if the database has rolled the statement back because of a concurrent one, or if
+        the connection is unusable. For example, it was idle for too long, or the server was
+        restarted or has become a read-only replica. The first try may then have taken effect: see
+        ``Store``.
         """
         from django.db import DatabaseError, InterfaceError, connections
 
@@ -138,7 +139,7 @@ class DjangoStore:
         connection = connections[self._using]
         for tries_left in reversed(range(_TRIES)):
             try:
-                if is_in_transaction(connection):  # this connects; a server that is down fails here
+                if is_in_transaction(connection):  # connects, and fails if the server is down
                     raise StoreInTransaction(
                         f"the store's database alias {self._using!r} is inside a transaction, whose"
                         " rollback would undo the change of the record: leave the atomic block"
@@ -158,7 +159,7 @@ class DjangoStore:
 
 
 def _is_refused(exc: Exception) -> bool:
-    """Return whether the database is up and refuses the user (right, table or password)."""
+    """Return whether the database refuses the user (wrong password, missing right or table)."""
     from django.db import ProgrammingError
 
     is_known = not _REFUSALS.isdisjoint(exc.args[:1])
@@ -173,7 +174,7 @@ def _present(records: Any, now: Any, key: str, value: str | None = None) -> Any:
 
 
 def _key(key: str) -> str:
-    """Return the hash of a key, with its kind in front for operators who read the table."""
+    """Return a key's kind and its hash. The kind helps operators who read the table."""
     return f"{key.partition(':')[0][:20]}:{_digest(key)}"
 
 

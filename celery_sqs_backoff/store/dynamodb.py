@@ -2,7 +2,7 @@
 
 A condition in DynamoDB cannot use a clock of the server, so the caller's clock decides when a
 record ends. Each record is kept ``clock_skew_seconds`` longer than asked for. So no lease ends
-early while the clocks differ by less than that. DynamoDB's own TTL removes expired items only
+early if the clocks differ by less than that. DynamoDB's own TTL removes expired items only
 within days (https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/TTL.html). So every
 condition also compares the time at which the record ends.
 """
@@ -97,7 +97,7 @@ class DynamoDBStore:
         )[0]
 
     def _ask(self, operation: str, **arguments: Any) -> tuple[bool, dict[str, Any]]:
-        """Return whether the call's condition held, and the item in the answer (may be empty)."""
+        """Make a call. Return whether its condition held, and the item in the answer, if any."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -108,7 +108,8 @@ class DynamoDBStore:
                 return False, dict(exc.response.get("Item", {}))  # type: ignore[call-overload]
             kind = StoreRefused if code in _REFUSALS else StoreUnavailable
             raise kind(f"DynamoDB: {code}") from exc
-        except (BotoCoreError, RuntimeError) as exc:  # RuntimeError: credentials stay expired
+        except (BotoCoreError, RuntimeError) as exc:
+            # botocore raises a RuntimeError if expired credentials cannot be renewed.
             raise StoreUnavailable(f"DynamoDB: {type(exc).__name__}") from exc
         return True, answer.get("Item", {})
 

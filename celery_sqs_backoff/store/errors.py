@@ -13,7 +13,7 @@ class SafeError(ExplicitOutcome):
 
     @property
     def verdict(self) -> Verdict:
-        """UNKNOWN, so there is no undo, no release of a guard and no retry."""
+        """UNKNOWN, so the task is not undone and not retried, and its guard is not released."""
         return Verdict(Outcome.UNKNOWN)
 
 

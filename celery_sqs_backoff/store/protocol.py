@@ -10,8 +10,9 @@ from typing import Protocol, runtime_checkable
 
 from ..retry.policies import to_seconds
 
-#: Seconds for which a record without a window or lease is kept: 30 days. SQS keeps a message for
-#: at most 14 days in its queue, and for another 14 days in the dead-letter queue.
+#: Seconds for which a record is kept that has no guard's window and no lock's lease: 30 days. SQS
+#: keeps a message for at most 14 days in its queue, and for another 14 days in the dead-letter
+#: queue.
 KEEP_SECONDS = 30 * 24 * 3600.0
 
 #: Longest time for which a record may be kept, in days. A longer time could overflow a timestamp.
@@ -22,9 +23,9 @@ _MAX_DAYS = 36_500
 class Store(Protocol):
     """Keeps records: a text for each key, with a time at which the record ends.
 
-    All four methods are atomic, and their changes are durable when they return. ``ttl`` is seconds
-    above 0. When it is over, every method treats the record as missing. Keys and values are
-    compared exactly, including case, accents and trailing spaces.
+    All four methods are atomic, and their changes are durable when they return. ``ttl`` is the
+    number of seconds, above 0, until the record ends. After that, every method treats it as
+    missing. Keys and values are compared exactly, including case, accents and trailing spaces.
 
     Raises:
         errors.StoreUnavailable: the store did not answer. The call may still have taken effect.
@@ -47,11 +48,11 @@ class Store(Protocol):
 
 
 def seconds_kept(name: str, value: float | timedelta) -> float:
-    """Return the seconds, above 0, for which to keep a record.
+    """Return how long to keep a record, in seconds.
 
     Arguments:
-        name: the argument's name, for the error.
-        value: seconds or timedelta, up to 100 years.
+        name: the argument's name, for the error's text.
+        value: seconds or timedelta above 0, up to 36,500 days.
 
     Raises:
         TypeError: the value is not a number or a timedelta.

@@ -2,8 +2,8 @@
 
 A key in the store is a hash that includes the project's namespace, so two environments on one store
 have different keys. Values are encrypted if the project has a cipher. If it has a secret, each
-value is signed together with its key, and a record that another project wrote, or that was moved to
-another key, is rejected. A record is replaced or deleted only if it is unchanged since it was read.
+value is signed together with its key. So a record is rejected if another project wrote it, or if it
+was moved to another key. A record is replaced or deleted only if it is unchanged since it was read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .protocol import KEEP_SECONDS, Store
 
 _ENCRYPTED = "e1:"
 
-#: Tries of ``update`` when other runs write the same record at the same time.
+#: Most tries of ``update`` when other runs write the same record at the same time.
 _TRIES = 10
 
 Change = Callable[[dict[str, Any]], Mapping[str, Any] | None]
@@ -79,7 +79,7 @@ class Records:
         key = self.key(kind, name)
         raw = self._seal(key, fields)
         there = self.store.add(key, raw, ttl)
-        if there is None or there == raw:  # a client library may send a call twice
+        if there is None or there == raw:  # the same, if a client library has sent the call twice
             return Record(key, raw, fields, is_new=True)
         return self._open(key, there)
 
@@ -88,8 +88,8 @@ class Records:
     ) -> Record | None:
         """Replace a record, and return the new one, or ``None`` if the record has changed.
 
-        If the store reports that the record has changed, this method reads the record again. A
-        client library may have sent the call twice, and then the change is our own.
+        If the store says that the record has changed, this method reads it again. The change is our
+        own if a client library has sent the call twice.
 
         Arguments:
             old: the record that the caller has read.
@@ -110,14 +110,15 @@ class Records:
         *,
         keeps_end: bool = False,
     ) -> Record:
-        """Create the record, or change the fields of the existing record that ``change`` returns.
+        """Create the record, or else write the fields that ``change`` returns into the existing
+        one.
 
         Arguments:
-            new: fields of a record that is created.
+            new: the fields of a new record.
             ttl: seconds until the record ends.
             change: gets all old fields. It returns the fields to change, or ``None`` to leave the
                 record unchanged. It may be called again if another run writes at the same time.
-            keeps_end: whether a changed record keeps its end, instead of ending after ``ttl``.
+            keeps_end: whether the end of an existing record stays the same. Default: it moves.
 
         Raises:
             StoreUnavailable: other runs wrote the record first at each of ten tries.
@@ -164,7 +165,7 @@ class Records:
         return self._signed(key, text)[0]
 
     def _signed(self, key: str, text: str) -> list[str]:
-        """Return the text with each possible signature in front. The first is for writing."""
+        """Return the text once per secret, with a signature in front. Write only the first of them."""
         if not self._secrets:
             return [f"s0::{text}"]
         message = f"{key} {text}".encode()  # unambiguous, because a key has no space
@@ -179,7 +180,7 @@ class Records:
                 " secret was removed from sqs_backoff['secret'] too early"
             )
         try:
-            if text.startswith(_ENCRYPTED):  # also fails here if the project has no cipher
+            if text.startswith(_ENCRYPTED):  # without a cipher, the next lines raise
                 token = text.removeprefix(_ENCRYPTED).encode()
                 text = self._cipher.decrypt(token).decode()
             fields = loads(text)

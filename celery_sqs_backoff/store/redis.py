@@ -1,7 +1,7 @@
 """Keep records in Redis. The server's clock decides when a record ends, and the server deletes it.
 
 A record may be lost early if the server's ``maxmemory-policy`` is not ``noeviction``, or if the
-server has no persistence. (``volatile-*`` policies do not help, because each record has an end.) A
+server has no persistence. (``volatile-*`` policies may drop any record, because each has an end.) A
 replica that takes over may also lack the last records, because Redis replicates asynchronously
 (https://redis.io/docs/latest/operate/oss_and_stack/management/replication/).
 """

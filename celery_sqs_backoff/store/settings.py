@@ -1,4 +1,4 @@
-"""Open the store that ``app.conf.sqs_backoff`` names, once per process, and the app's records.
+"""Open the store and the records that ``app.conf.sqs_backoff`` describes, once per process.
 
 =============  =================================================================================
 ``store``      a URL or an object; guards, steps, locks and workflows need it
@@ -56,7 +56,7 @@ def _open(kind: str, url: str) -> Store:
         if url != "django" and not url.startswith(f"{kind}://"):
             raise ValueError
         return make(url, urlsplit(url))
-    except (ValueError, TypeError, LookupError):  # do not chain: the error may quote the URL
+    except (ValueError, TypeError, LookupError):  # ``from None``: it may quote the URL
         raise ImproperlyConfigured(f"store: invalid {kind} URL: expected {form}") from None
     except BotoCoreError as exc:  # such as a missing Region
         why = f"no client could be made ({type(exc).__name__})"

@@ -22,7 +22,7 @@ from celery_sqs_backoff.doctor.look import (
 
 from .project import project_app
 
-#: The hint for a missing module or variable. Workers may have it even if this process does not.
+#: The hint for a missing module or variable, which workers may have even if this process lacks it.
 _WORKERS_NEED_IT = "Workers need it. If they lack it too, they do not start."
 
 _KINDS = {
@@ -51,7 +51,7 @@ def check_app(app_configs: Any, **_: Any) -> list[Any]:
     except NotImported as exc:
         text = f"the Celery app's tasks cannot be checked: {why_not_loaded(exc)}"
         return [_warning("W032", text, _WORKERS_NEED_IT)]
-    except Exception as exc:  # noqa: BLE001  # an option of a task, or a setting, may raise any
+    except Exception as exc:  # noqa: BLE001  # a task or a setting may raise any exception
         text = f"the Celery app's tasks or settings cannot be loaded: {why_not_loaded(exc)}"
         hint = "A worker would not start either: correct what it names."
         return [checks.Error(text, hint=hint, id="celery_sqs_backoff.E031")]

@@ -1,4 +1,4 @@
-"""The tables behind the store ``"django"`` and the outbox."""
+"""The tables of the store ``"django://"`` and of the outbox."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class UTCNow(Now):  # type: ignore[misc]
 
 
 class Record(models.Model):  # type: ignore[misc]
-    """The record of a guard, a lock, a step or a key, with the time at which the record ends."""
+    """A record of the store, such as that of a guard or a lock, with the time at which it ends."""
 
     key = models.CharField(max_length=100, primary_key=True)
     value = models.TextField()
@@ -36,7 +36,7 @@ class Record(models.Model):  # type: ignore[misc]
 
 
 class OutboxCall(models.Model):  # type: ignore[misc]
-    """A durable call of a task. The module ``outbox`` explains it."""
+    """A durable call of a task, until it is sent. The module ``outbox`` explains it."""
 
     id = models.BigAutoField(primary_key=True)
     task = models.CharField(max_length=255)

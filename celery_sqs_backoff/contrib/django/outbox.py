@@ -1,10 +1,11 @@
 """Commit calls of tasks in the same transaction as their data, and send them after the commit.
 
-A durable call is a row that its caller's transaction writes. The same process sends the call on
-commit and deletes the row. If a crash or an outage prevents that, ``manage.py sqs_backoff_outbox``,
-or the task of that name in beat, sends the call later. Each process first claims the call: until
-``send_at``, no other process sends it. If a process ends after it has sent the call and before it
-has deleted the row, the call is sent again with the same task ID.
+A durable call of a task is a row that the caller's transaction writes into the outbox, a table. On
+commit, the same process sends the call and deletes the row. If a crash or an outage prevents that,
+``manage.py sqs_backoff_outbox``, or the task of that name in beat, sends the call later. A process
+first claims the call, so that no other process sends it before ``send_at``. If the process ends
+after it has sent the call and before it has deleted the row, the call is sent again with the same
+task ID.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ class OnCommit:
 
 
 def send_left_calls(app: Any) -> tuple[int, int]:
-    """Send the unsent calls whose claim has ended. Return the numbers of sent and failed calls.
+    """Send the unsent calls that no process claims. Return the numbers of sent and failed calls.
 
-    The process that writes a call has the first claim. Each call is tried once. The function stops
-    after ten failures in a row.
+    The process that writes a call has the first claim, which ends after a minute. Each call is
+    tried once. The function stops after ten failures in a row.
 
     Raises:
         StoreInTransaction: a transaction is open. Its rollback would restore the rows of sent
@@ -111,8 +112,8 @@ def _write(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: An
             seconds=seconds
         )  # ``expires`` counts from this call, not from the time of sending
     try:
-        loads(call := dumps([args, kwargs, options]))  # fails for dicts that kombu interprets
-    except Exception as exc:  # JSON's hooks may raise anything
+        loads(call := dumps([args, kwargs, options]))  # fails for a dict that kombu would decode
+    except Exception as exc:  # JSON's hooks may raise any exception
         raise TypeError(f"a durable call of {task.name} needs arguments that are JSON") from exc
     row = calls.create(task=task.name, call=call, send_at=now + timedelta(seconds=CLAIM_SECONDS))
     transaction.on_commit(partial(_send, task.app, calls, row.pk, 0), using=calls.db)

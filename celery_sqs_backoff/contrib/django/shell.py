@@ -19,7 +19,6 @@ from .project import project_app
 
 def manage_command(celery_command: click.Command) -> type[BaseCommand]:
     """Return a ``manage.py`` command that runs a ``celery`` command."""
-
     attributes = {"help": celery_command.help or "", "command": celery_command}
     return type("Command", (CeleryShell,), {**attributes, "__module__": __name__})
 

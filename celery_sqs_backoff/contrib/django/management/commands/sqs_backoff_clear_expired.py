@@ -22,7 +22,7 @@ from ...project import project_app
 
 
 class Command(BaseCommand):  # type: ignore[misc]
-    help = "Delete records of celery_sqs_backoff.safe (guards, locks, steps, keys) that have ended."
+    help = "Delete the records of guards, locks, steps and others that have ended."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--database", help="alias in DATABASES. Default: the store's")
