@@ -173,9 +173,8 @@ def _create(
 def local_sqs_settings(endpoint_url: str, *queues: LocalQueue) -> dict[str, Any]:
     """Return Celery settings for an app that uses only these queues.
 
-    The first queue is the app's default queue.
-    The queues are ``predefined_queues``. A send to any other queue raises kombu's
-    ``UndefinedQueueException`` and does not create that queue.
+    The first queue is the app's default queue. The queues are ``predefined_queues``. A send to any
+    other queue raises kombu's ``UndefinedQueueException`` and does not create that queue.
     """
     broker_url = f"sqs://{ACCESS_KEY}:{SECRET_KEY}@{urlsplit(endpoint_url).netloc}//"
     return {
@@ -217,7 +216,7 @@ def on_local_sqs(app: Celery, endpoint_url: str, *queues: LocalQueue) -> Iterato
         patch.delenv("CELERY_RESULT_BACKEND", raising=False)
         patch.delenv("TEST_BROKER", raising=False)  # read by celery.contrib.testing
         settings = local_sqs_settings(endpoint_url, *queues)
-        app.conf.get("broker_url")  # before the patch, because Celery replaces ``conf`` when read
+        app.conf.get("broker_url")  # because Celery replaces ``conf`` at the first read
         # Records of another test, or of a real store, must not affect this test.
         settings["sqs_backoff"] = {**(app.conf.get("sqs_backoff") or {}), "store": MemoryStore()}
         for name, value in settings.items():
@@ -357,6 +356,6 @@ def sqs_worker(sqs_celery_app: Celery) -> Callable[..., AbstractContextManager[W
 
 @pytest.fixture
 def provider_proxy() -> Iterator[Callable[[str], ProviderProxy]]:
-    """Return the function ``provider_proxy(upstream)``, which starts a fault-injecting proxy."""
+    """Return ``provider_proxy(upstream)``, a function that starts a proxy which injects faults."""
     with ExitStack() as stack:
         yield lambda upstream: stack.enter_context(running_provider_proxy(upstream))

@@ -120,7 +120,7 @@ class _Caller:
             _carry_out(*self.work.get(), self)
 
 
-#: Threads that wait for a call. A forked process empties the list, because a fork copies none.
+#: Threads that wait for a call. A forked process empties the list, as a fork copies no threads.
 _idle: deque[_Caller] = deque()
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_idle.clear)

@@ -83,7 +83,7 @@ def spell_duration(seconds: float) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """Return a duration in one unit as a word, such as ``"3.5 minutes"`` or ``"36 hours"``."""
+    """Return a duration in one written-out unit, such as ``"3.5 minutes"`` or ``"36 hours"``."""
     for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= (1.5 if unit != "day" else 2) * length:
             number = round(seconds / length, 1)

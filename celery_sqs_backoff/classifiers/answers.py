@@ -19,7 +19,7 @@ from .exchange import Diagnosis, Meaning
 
 @dataclass(frozen=True)
 class StatusRule:
-    """A row of the table of statuses. The first row that fits an answer gives its meaning."""
+    """A row of the table of statuses. The first that fits an answer gives its meaning."""
 
     statuses: Collection[int]
     means: Meaning
@@ -29,13 +29,13 @@ class StatusRule:
 
 
 #: Conditions of rows, as the documentation prints them. An exhausted rate limit also asks to wait,
-#: but does not count as ``Retry-After``: a gateway adds its headers even after it has passed the
-#: request on.
+#: but does not count as ``Retry-After``. A gateway adds the headers of a rate limit even after it
+#: has passed the request on.
 ASKS_TO_WAIT, HAS_RETRY_AFTER = "that ask to wait", "with `Retry-After`"
 OF_A_CACHE = "with `Server: Varnish`"  # a cache made the answer itself
 
 
-#: RFC 9110 https://www.rfc-editor.org/rfc/rfc9110.html#name-status-codes, unless another is named.
+#: The rules follow https://www.rfc-editor.org/rfc/rfc9110.html, unless they name another source.
 STATUSES: tuple[StatusRule, ...] = (
     StatusRule(
         (408,),

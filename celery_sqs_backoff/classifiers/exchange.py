@@ -125,10 +125,11 @@ class LibraryErrors:
     Args:
         name: the library's name, for ``repr`` and logs.
         rules: the library's table of rules.
-        idempotent: ``True`` = a second call does no harm, so a failure in doubt is retried.
+        idempotent: ``True`` = a second call does no harm, so the task is retried even if the first
+            call may have been processed.
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too.
         redirected: returns whether a server had answered with a redirect before the call failed.
-            That server may have done the work, so the failure is in doubt. ``None`` = the library
+            That server may have processed the call. ``None`` = the library
             follows no redirects.
 
     Raises:

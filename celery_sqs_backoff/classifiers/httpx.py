@@ -42,7 +42,7 @@ def _was_redirected(exc: BaseException) -> bool:
     history = getattr(getattr(exc, "response", None), "history", None)
     for module, function, frame in frames(exc):
         if (module, function) == ("httpx._client", "_send_handling_redirects"):
-            history = history or frame.f_locals.get("history")  # of a failure without an answer
+            history = history or frame.f_locals.get("history")  # if there is no response
     return any(map(may_have_acted, history or ()))
 
 

@@ -9,7 +9,7 @@ later failure, such as that of a result backend or a user's hook, cannot change 
 =================  ===========================================  ================================
 how the run ended  without a decision                           with a decision of its process
 =================  ===========================================  ================================
-returned           delete                                       dead letter: not handed on
+returned           delete                                       dead letter: next task not sent
 raised             dead letter, not retryable                   hide, or dead letter
 retry asked        delete: Celery has published a copy          hide
 ignored            delete                                       dead letter: chord was not told
@@ -22,7 +22,7 @@ hard time limit    as process lost                              the decision
 aborted            as process lost                              the decision
 cancelled          give back at once                            the decision
 revoked            delete: expired, revoked or terminated
-refused            (a budget was used up before)                dead letter
+refused            no run: a budget was used up before          dead letter
 not started        give back: this receive was no attempt
 =================  ===========================================  ================================
 

@@ -166,7 +166,7 @@ class DecorrelatedJitter(_Growing):
         delay = self.base
         for _ in range(attempt):
             delay = min(self.cap, rng.uniform(self.base, 3 * delay))
-        return min(ceiling, delay)  # a chain of highest draws may round past 3**attempt
+        return min(ceiling, delay)  # rounding may carry the highest draws past it
 
     def delay_for(self, message_id: str, attempt: int, rng: RandomSource = random) -> float:
         """Return delay number ``attempt`` of the message's own chain, in seconds.

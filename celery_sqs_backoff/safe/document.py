@@ -1,4 +1,6 @@
-"""Keep the steps of one workflow, or of one owner outside a workflow, in one record.
+"""Keep steps in records of the store, with one record for each workflow.
+
+Steps outside a workflow have one record for each message, or for each ``scope=``.
 
 ::
 
@@ -46,7 +48,7 @@ class Document:
 
     Arguments:
         kind: ``"scope"`` for a workflow, ``"steps"`` for steps outside a workflow.
-        name: name of the workflow, or of the owner of the steps.
+        name: name of the workflow, or of the message or scope that owns the steps.
         state: facts about the run. ``step`` adds its step to them.
         message: digest of the message that enters the workflow. From its first step on, this
             message owns the workflow. ``None`` = the owner does not change.
@@ -172,9 +174,7 @@ class Document:
                 " name of its own, such as f'release {funding.pk}'"
             )
         if iscoroutinefunction(fn):
-            raise TypeError(
-                f"the function of the step {name!r} is async, and a step does not await it"
-            )
+            raise TypeError(f"the step {name!r} has an async function, which a step does not await")
         check_signature("undo", undo)
         check_signature("confirm", confirm)
         refuse_open_transaction(
@@ -189,7 +189,7 @@ class Document:
             if fields["state"] != OPEN:
                 raise Compensated("the steps of this workflow have been undone")
             if len(steps) >= _MAX_STEPS and not old:
-                raise ValueError(f"too many steps in one scope: at most {_MAX_STEPS}")
+                raise ValueError(f"too many steps in one scope: expected at most {_MAX_STEPS}")
             begun = {
                 "state": BEGUN,
                 "input": given,
@@ -207,7 +207,7 @@ class Document:
         self, name: str, step: dict[str, Any], result: object, confirm: Signature | None
     ) -> dict[str, Any]:
         try:
-            loads(text := dumps(result))  # fails for dicts with "__type__", which kombu interprets
+            loads(text := dumps(result))  # fails for dicts with "__type__", which kombu decodes
         except Exception as exc:  # JSON's hooks may raise any exception
             raise StepNotRecorded(
                 "The step was done, but its result is not JSON, so it is not recorded:"
@@ -218,7 +218,7 @@ class Document:
             return self._put(name, step | done)
         except LockLost:
             raise
-        except Exception as exc:  # also a soft time limit: the task must not repeat the step
+        except Exception as exc:  # also at a soft time limit, do not repeat the step
             raise StepNotRecorded("The step was done, but the store did not record it") from exc
 
     def _put(self, name: str, step: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 ::
 
     SafeError
-    ├── TryLater              the run cannot go on now: retried without undo
+    ├── TryLater              the run cannot go on now; the task is retried without undo
     │   ├── Busy              another run holds the lock
     │   ├── StoreUnavailable
     │   └── NotDispatched     a step's task could not be sent; the next run sends it

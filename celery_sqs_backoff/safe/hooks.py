@@ -22,7 +22,7 @@ from .guard import Passage, cut_short, enter, finish, release
 from .run import current
 from .take_back import links_of, send_take_back
 
-logger = get_logger(__name__)  # not Celery's task logger: some lines come from the main process
+logger = get_logger(__name__)  # the main process also logs, so this is no task logger
 
 
 class SafeExtension(Extension):
@@ -51,7 +51,7 @@ class SafeExtension(Extension):
             state.record = enter(records, message, message, state.run, KEEP_SECONDS, kind="run")
 
     def after_run(self, task: Any, result: object) -> None:
-        """Record for the guard that the message is done. Never raises."""
+        """Note in the guard's record that the message is done. Never raises."""
         run = run_of(task.request)
         # If the run has published a copy (``self.retry``), the message is not done. The copy must
         # run.
@@ -136,7 +136,7 @@ def message_digest(app: Any, task_name: str, task_id: str) -> str:
 
 def signature_of(cls: type) -> inspect.Signature:
     """Return the signature of a task's function, without ``self``."""
-    run = getattr_static(cls, "__wrapped__", None)  # the function below @app.task
+    run = getattr_static(cls, "__wrapped__", None)  # the function that @app.task decorates
     if run is None:
         run = getattr_static(cls, "run")
     if isinstance(run, staticmethod | classmethod):

@@ -1,4 +1,4 @@
-"""Find the records of a scope, and delete them at an operator's request.
+"""Find the records under a name, such as ``"order:7"``, and delete them for an operator.
 
 The store has only hashes of keys, so a record can be found only by its exact name.
 """
@@ -35,7 +35,7 @@ class Entry:
 
 
 def look(records: Records, scope: str) -> list[Entry]:
-    """Return the records under a scope's name.
+    """Return the records under a name.
 
     Arguments:
         scope: a guard's or lock's key, the ``scope=`` of a step, or a workflow's name, such as
@@ -59,9 +59,8 @@ def free(records: Records, entry: Entry) -> bool:
     """Delete a record unless it has changed, and return whether it was deleted.
 
     A freed guard lets the next message pass. A freed lock lets a second run in. A freed step is
-    done again. Of a freed workflow, all steps are done again. If its steps were undone, the
-    workflow keeps those without an ``undo``, and the others are done again with new idempotency
-    keys.
+    done again. A freed workflow does all its steps again. But if they were undone, it keeps the
+    steps without an ``undo``, and does the others again with new idempotency keys.
     """
     record = entry.record
     if record is None:
@@ -69,7 +68,7 @@ def free(records: Records, entry: Entry) -> bool:
     if entry.kind not in ("workflow", "step"):
         return records.delete(record)
     steps = record.fields["steps"]
-    if entry.kind == "step":  # the caller may just have freed another step of the same record
+    if entry.kind == "step":  # reread: the caller may have freed another
         now = records.reread(record)
         if now is None or now.fields["steps"].get(entry.name) != steps[entry.name]:
             return False
@@ -103,7 +102,7 @@ def _entries(records: Records, shown: str, kind: str, name: str) -> list[Entry]:
             _entry(shown, name, record, record.fields),
             *(_entry("step", each, record, step) for each, step in steps),
         ]
-    # The record is unsigned, or was signed for another key. Anyone could have written it.
+    # A record that this project has not signed may contain anything.
     except (RecordRejected, ValueError, KeyError, TypeError, AttributeError):
         return [Entry(shown, name, "rejected", records.key(kind, name))]
 

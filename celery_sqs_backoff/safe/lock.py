@@ -99,9 +99,10 @@ class Lock:
         record, self._record = self._record, None
         try:
             if record is not None and not self._records.delete(record):
-                there = self._records.reread(record)  # ``renew`` may have worked without an answer
+                # The record also differs if ``renew`` has worked, but its answer was lost.
+                there = self._records.reread(record)
                 if there is None or there.fields["holder"] != self._holder:
-                    logger.warning("sqs_backoff.lock_outlived: the lease ended before the block")
+                    logger.warning("sqs_backoff.lock_outlived: a lease ended before its block")
                 else:
                     self._records.delete(there)
         except Exception as exc:  # noqa: BLE001  # the store is down, or a soft time limit was hit

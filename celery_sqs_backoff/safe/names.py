@@ -22,7 +22,7 @@ def text_of(what: str, value: object) -> str:
     """Return a name, key or scope as text.
 
     Arguments:
-        what: the argument's name, for the error.
+        what: the argument's name, for the error's text.
         value: text that is not empty, an int or a UUID. ``7`` and ``"7"`` are the same name, and
             so are a UUID and its text.
 
@@ -51,11 +51,11 @@ def idempotency_key(namespace: str, scope: str, name: object, version: int) -> s
 def input_of(
     fn: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return the arguments of a call as JSON, including the arguments of a ``partial``.
+    """Return the arguments of a call as JSON, to compare the call with that of an earlier run.
 
-    The JSON has the values of text, numbers, dates, decimals and UUIDs, also inside lists and
-    dicts. It has the class and primary key of a Django model, and only the class of any other
-    object.
+    The JSON includes the arguments of a ``partial``. It has the values of text, numbers, dates,
+    decimals and UUIDs, also inside lists and dicts. Of a Django model it has the class and primary
+    key, and of any other object only the class.
     """
     while isinstance(fn, partial):
         args, kwargs, fn = (*fn.args, *args), {**fn.keywords, **kwargs}, fn.func

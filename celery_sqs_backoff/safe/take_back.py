@@ -37,7 +37,7 @@ def register(app: Any, base: type) -> None:
 def send_take_back(
     app: Any, message: str, *, run: str, began: float, queue: str | None = None
 ) -> None:
-    """Send the task for a message that is given up.
+    """Send the task that undoes the workflows of a message that is given up.
 
     Arguments:
         message: digest of the message.

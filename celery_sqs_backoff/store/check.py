@@ -94,7 +94,7 @@ def forgery_of(app: Any) -> str | None:
 
 
 def eviction_of(app: Any) -> str | None:
-    """Return why the store may drop records before they expire, or ``None`` if that is not known.
+    """Return why the store may drop records before they expire, or ``None`` if no reason is known.
 
     If the record of a guard, a lock or a step is dropped, a second run does the work again.
 
@@ -166,7 +166,7 @@ def _warn(app: Any) -> None:
         logger.warning("sqs_backoff.not_signed: %s", why)
     if (why := eviction_of(app)) is not None:
         logger.warning(
-            "sqs_backoff.store_evicts: %s, so work may be done twice. Set it to noeviction", why
+            "sqs_backoff.store_evicts: %s, so work may be done twice. Set noeviction", why
         )
 
 

@@ -113,8 +113,8 @@ class DjangoStore:
 
         if records.filter(key=at, expires_at__lte=now).update(**new, expires_at=now + ttl):
             return True
-        # ``_ask`` allows a transaction only around a test. In it, an error needs a block of its
-        # own, or the transaction would be unusable afterwards.
+        # ``_ask`` allows a transaction only around a test. An error would make that transaction
+        # unusable, except in a block of its own.
         is_in_test = connections[self._using].in_atomic_block
         atomic = transaction.atomic(using=self._using) if is_in_test else nullcontext()
         try:

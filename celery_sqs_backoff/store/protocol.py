@@ -1,6 +1,7 @@
 """The four atomic methods that every store has.
 
-Guards, steps, workflows, locks, keys and rates that workers agree on use only these methods.
+Guards, steps, locks and workflows use only these methods, and so do call rates that workers
+share.
 """
 
 from __future__ import annotations

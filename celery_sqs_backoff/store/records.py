@@ -110,8 +110,7 @@ class Records:
         *,
         keeps_end: bool = False,
     ) -> Record:
-        """Create the record, or else write the fields that ``change`` returns into the existing
-        one.
+        """Create the record, or change the existing one.
 
         Arguments:
             new: the fields of a new record.
@@ -165,7 +164,7 @@ class Records:
         return self._signed(key, text)[0]
 
     def _signed(self, key: str, text: str) -> list[str]:
-        """Return the text once per secret, with a signature in front. Write only the first of them."""
+        """Return the text once per secret, with a signature in front. Write only the first one."""
         if not self._secrets:
             return [f"s0::{text}"]
         message = f"{key} {text}".encode()  # unambiguous, because a key has no space

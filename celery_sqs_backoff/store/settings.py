@@ -56,7 +56,8 @@ def _open(kind: str, url: str) -> Store:
         if url != "django" and not url.startswith(f"{kind}://"):
             raise ValueError
         return make(url, urlsplit(url))
-    except (ValueError, TypeError, LookupError):  # ``from None``: it may quote the URL
+    except (ValueError, TypeError, LookupError):
+        # Do not chain the error, because it may quote the URL.
         raise ImproperlyConfigured(f"store: invalid {kind} URL: expected {form}") from None
     except BotoCoreError as exc:  # such as a missing Region
         why = f"no client could be made ({type(exc).__name__})"
@@ -109,7 +110,10 @@ _KINDS: dict[str, tuple[str, Callable[[str, SplitResult], Store]]] = {
     ),
     "memory": ("'memory://' (this process alone)", lambda url, parts: MemoryStore()),
 }
-FORMS = "; ".join(dict.fromkeys(form for form, _ in _KINDS.values())) + "; or an object like Store"
+FORMS = (
+    "; ".join(dict.fromkeys(form for form, _ in _KINDS.values()))
+    + "; or an object with the methods of Store"
+)
 
 
 def has_store(app: Any) -> bool:
@@ -133,7 +137,8 @@ def require_store(app: Any) -> None:
 def require_signed(app: Any) -> None:
     """Refuse an app without a store, or with a shared store and unsigned records.
 
-    Workflows need signed records, because a record names the task that undoes a step.
+    Workflows need signed records, because a forged record could name any task as the undo of a
+    step.
 
     Raises:
         ImproperlyConfigured: there is no store, or it is shared and its records are not signed.

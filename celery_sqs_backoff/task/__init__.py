@@ -1,1 +1,1 @@
-"""The code of the process that runs a task, and its report to the worker's main process."""
+"""Code that runs in a task's process, and the report to the worker's main process."""

@@ -238,7 +238,7 @@ def _sign_with_self(wrapped: Any) -> None:
 
     Otherwise ``inspect`` takes its first argument for ``self`` when the method is bound.
     """
-    with suppress(TypeError, ValueError):  # it has no signature
+    with suppress(TypeError, ValueError):  # a function without a signature
         plain = signature(wrapped)
         first = Parameter("self", Parameter.POSITIONAL_ONLY)
         wrapped.__signature__ = plain.replace(parameters=[first, *plain.parameters.values()])
@@ -455,7 +455,7 @@ def _undo(
     if undo is not None and verdict.nothing_was_processed:
         try:
             undo(task, cause, *run.arguments)
-        except Exception as failure:  # noqa: BLE001  # the user's code
+        except Exception as failure:  # noqa: BLE001  # the user's code may raise any exception
             # Go on, because an undo that fails must not prevent the retry. Log no traceback,
             # because it would quote the text of the task's own failure.
             logger.error(

@@ -141,7 +141,7 @@ def log_failed_later(task: object, task_id: str, exc: BaseException) -> None:
     """
     name = printable(task)
     logger.error(
-        "sqs_backoff.after_run_failed: task %s[%s]: no decision changes after the run; %s",
+        "sqs_backoff.after_run_failed: task %s[%s]: an error after the run changes no decision; %s",
         *(name, printable(task_id), error_site(exc)),
         extra={"task_name": name, "task_id": task_id},
     )
@@ -232,7 +232,7 @@ def store_refusal(task: Any, result: object) -> None:
 
 def ignores_result(task: Any, request: Any) -> bool:
     """Return whether Celery stores no result for this run."""
-    celerys_own = getattr(celery_task, "get_actual_ignore_result", None)  # Celery 5.7
+    celerys_own = getattr(celery_task, "get_actual_ignore_result", None)  # Celery 5.7 has it
     if celerys_own is not None:
         return bool(celerys_own(task, request))
     return bool(task.ignore_result or request.ignore_result)

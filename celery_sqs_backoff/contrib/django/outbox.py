@@ -96,8 +96,8 @@ def _write(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: An
     for other in connections.all(initialized_only=True):
         if is_outside and other.in_atomic_block:
             raise ImproperlyConfigured(
-                f"a durable call needs its row in the open transaction, but that is on"
-                f" {other.alias!r} and the outbox is on {calls.db!r}: route OutboxCall of"
+                "a durable call needs its row in the open transaction, but that is"
+                f" on {other.alias!r}, and the outbox is on {calls.db!r}: route OutboxCall of"
                 " celery_sqs_backoff by DATABASE_ROUTERS"
             )
     transaction.on_commit(lambda: None, using=calls.db)  # Raises if Django cannot run hooks here.
@@ -108,9 +108,8 @@ def _write(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: An
     own = {name: getattr(it, "name", it) for name, it in task._get_exec_options().items()}
     options = {"task_id": str(uuid4()), **own, **options}
     if isinstance(seconds := options.get("expires"), int | float):
-        options["expires"] = task.app.now() + timedelta(
-            seconds=seconds
-        )  # ``expires`` counts from this call, not from the time of sending
+        # The seconds count from this call, and not from the time at which it is sent.
+        options["expires"] = task.app.now() + timedelta(seconds=seconds)
     try:
         loads(call := dumps([args, kwargs, options]))  # fails for a dict that kombu would decode
     except Exception as exc:  # JSON's hooks may raise any exception

@@ -31,11 +31,11 @@ class Command(BaseCommand):  # type: ignore[misc]
         try:
             store = DjangoStore(database) if database else store_of(project_app())
         except ImproperlyConfigured as exc:
-            raise CommandError(f"nothing is removed: {exc}") from exc
+            raise CommandError(f"no record is removed: {exc}") from exc
         if not isinstance(store, DjangoStore):
-            raise CommandError("nothing is removed: the app's store is not Django's database")
+            raise CommandError("no record is removed: the app's store is not Django's database")
         try:
             removed = store.remove_expired()
         except StoreUnavailable as exc:
-            raise CommandError(f"not all is removed: {exc}") from exc
+            raise CommandError(f"not all ended records are removed: {exc}") from exc
         self.stdout.write(f"{removed} removed")

@@ -27,7 +27,7 @@ class Command(BaseCommand):  # type: ignore[misc]
         except (DatabaseError, InterfaceError) as exc:
             raise CommandError(f"the database did not answer: {error_site(exc)}") from exc
         except (ImproperlyConfigured, StoreInTransaction) as exc:
-            raise CommandError(f"nothing is sent: {exc}") from exc
+            raise CommandError(f"no call is sent: {exc}") from exc
         self.stdout.write(f"{sent} sent")
         if unsent:
-            raise CommandError(f"{unsent} could not be sent; they are tried again")
+            raise CommandError(f"{unsent} could not be sent; the next run tries again")

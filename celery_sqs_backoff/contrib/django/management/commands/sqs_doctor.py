@@ -1,4 +1,4 @@
-"""``manage.py sqs_doctor``: ``celery sqs-doctor`` on the project's Celery app."""
+"""Run ``celery sqs-doctor`` on the project's Celery app, as ``manage.py sqs_doctor``."""
 
 from celery_sqs_backoff.commands.doctor import sqs_doctor
 

@@ -1,4 +1,4 @@
-"""``manage.py sqs_health``: ``celery sqs-health`` on the project's Celery app."""
+"""Run ``celery sqs-health`` on the project's Celery app, as ``manage.py sqs_health``."""
 
 from celery_sqs_backoff.commands.health import sqs_health
 

@@ -1,4 +1,4 @@
-"""``manage.py sqs_peek``: ``celery sqs-peek`` on the project's Celery app."""
+"""Run ``celery sqs-peek`` on the project's Celery app, as ``manage.py sqs_peek``."""
 
 from celery_sqs_backoff.commands.peek import sqs_peek
 

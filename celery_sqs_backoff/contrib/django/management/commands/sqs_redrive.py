@@ -1,4 +1,4 @@
-"""``manage.py sqs_redrive``: ``celery sqs-redrive`` on the project's Celery app."""
+"""Run ``celery sqs-redrive`` on the project's Celery app, as ``manage.py sqs_redrive``."""
 
 from celery_sqs_backoff.commands.redrive import sqs_redrive
 

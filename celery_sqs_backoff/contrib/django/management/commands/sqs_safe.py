@@ -1,4 +1,4 @@
-"""``manage.py sqs_safe``: ``celery sqs-safe`` on the project's Celery app."""
+"""Run ``celery sqs-safe`` on the project's Celery app, as ``manage.py sqs_safe``."""
 
 from celery_sqs_backoff.commands.safe import sqs_safe
 

@@ -1,4 +1,4 @@
-"""``manage.py sqs_simulate``: ``celery sqs-simulate`` on the project's Celery app."""
+"""Run ``celery sqs-simulate`` on the project's Celery app, as ``manage.py sqs_simulate``."""
 
 from celery_sqs_backoff.commands.simulate import sqs_simulate
 

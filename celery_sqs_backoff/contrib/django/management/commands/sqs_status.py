@@ -1,4 +1,4 @@
-"""``manage.py sqs_status``: ``celery sqs-status`` on the project's Celery app."""
+"""Run ``celery sqs-status`` on the project's Celery app, as ``manage.py sqs_status``."""
 
 from celery_sqs_backoff.commands.status import sqs_status
 
