@@ -12,8 +12,9 @@ _ARN = re.compile(rf"arn:(aws[a-z-]*):sqs:([a-z0-9-]+):([0-9]{{1,12}}):({_NAME})
 
 _REGION = r"[a-z]{2,4}(?:-[a-z]+)+-\d+"
 
-#: Matches ``sqs.REGION.`` and the legacy ``REGION.queue.``. In another position, a word that looks
-#: like a Region may be any name.
+#: Matches the Region in ``sqs.eu-west-1.amazonaws.com`` and in the legacy form
+#: ``eu-west-1.queue.amazonaws.com``. In another position, a word that looks like a Region may be
+#: any name.
 _REGION_IN_HOST = re.compile(rf"(?:^|\.)sqs(?:-fips)?\.({_REGION})\.|^({_REGION})\.queue\.")
 
 

@@ -1,7 +1,7 @@
-"""Calls SQS for one queue, with plain values and one result per entry. Exceptions become results.
+"""Calls SQS for one queue, with plain values and one result per entry of a batch.
 
-An entry succeeded only if SQS lists it as successful. Each exception, known or not, becomes a
-result, and the caller decides about it.
+An entry succeeded only if SQS lists it as successful. Each exception becomes a result, and the
+caller decides about it.
 """
 
 from __future__ import annotations
@@ -60,11 +60,10 @@ class Calls:
     """The batch calls on one queue.
 
     Arguments:
-        client: a boto3 client, or a callable that returns one. It is called before every call to
-            SQS, so the client can be replaced.
+        client: a boto3 client, or a callable that returns the client for the next call to SQS.
         queue_url: the queue.
-        refresh: gives the next client newer credentials. If an error says that the credentials are
-            at fault, it is called, and the call to SQS is repeated once. ``None``: no repeat.
+        refresh: called if SQS refuses the credentials of a call. Afterwards ``client`` returns a
+            client with newer credentials, and the call is repeated once. ``None``: no repeat.
 
     No method raises, except for more than ten entries, which is a bug of the caller.
     """
@@ -83,7 +82,7 @@ class Calls:
         self.queue_url = queue_url
 
     def on(self, queue_url: str) -> Calls:
-        """Return the calls on another queue with the same client."""
+        """Return an object for calls on another queue with the same client."""
         return Calls(self._client, queue_url, refresh=self._refresh)
 
     def receive(
@@ -129,7 +128,7 @@ class Calls:
         return self._batch(Operation.SEND, entries)
 
     def send_nothing(self) -> Failure | None:
-        """Call SendMessageBatch without entries, which SQS always refuses.
+        """Test the permission to send by a SendMessageBatch without entries, which SQS refuses.
 
         The failure is ``Kind.DENIED`` if this identity may not send to the queue.
         """
@@ -150,9 +149,10 @@ class Calls:
     def attempt(
         self, operation: Operation, call: Callable[[Any], _Result], *, again: bool = True
     ) -> _Result | Failure:
-        """Call ``call`` with the client, and return its result or failure.
+        """Make a call to SQS, and return its result or failure.
 
         Arguments:
+            call: makes the call with a boto3 client.
             again: whether to repeat the call once after a refresh of the credentials.
         """
         try:

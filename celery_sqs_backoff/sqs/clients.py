@@ -1,10 +1,10 @@
 """Makes the boto clients for a worker, two for each set of credentials, Region and endpoint.
 
-One client polls and the other settles. They must not share connections, because quiet long polls
-would hold the connections that settling needs. By default a call is tried once, because the caller
-decides whether to retry.
+The polling client receives messages, and the settling client makes all other calls. They must not
+share connections, because quiet long polls would hold the connections that other calls need. By
+default a call is tried once, because the caller decides whether to retry.
 
-A thread of its own renews the credentials. botocore would renew them in the thread that happens to
+A separate thread renews the credentials. botocore would renew them in the thread that happens to
 make a call, while all other threads wait (https://github.com/boto/botocore/pull/790). STS may hang
 for minutes, and in that time the worker could not extend any visibility timeout.
 """
@@ -56,27 +56,28 @@ _POLLING = Config(
     parameter_validation=False,
 )
 
-#: The longest time that a call may take. botocore's timeouts come from urllib3. They start again at
-#: each byte (https://urllib3.readthedocs.io/en/stable/reference/urllib3.util.html) and do not cover
-#: the DNS lookup. A request gets one more second for each 50,000 bytes of its own body.
+#: The longest time that a call may take. botocore's own timeouts are no limit for a call, because
+#: they start again at each byte
+#: (https://urllib3.readthedocs.io/en/stable/reference/urllib3.util.html) and do not cover the DNS
+#: lookup. A request gets one more second for each 50,000 bytes of its body.
 _SETTLING_SECONDS = 15.0
 _POLLING_SECONDS = MAX_WAIT_TIME_SECONDS + 35.0
 _SLOWEST_BYTES_PER_SECOND = 50_000
 
-#: Least time between two rebuilds of the same clients after SQS refused credentials.
+#: Clients younger than this are not replaced, even if SQS refuses their credentials.
 _REBUILD_SECONDS = 5.0
 
 #: Default lifetime of a role's token, as in kombu (``sts_token_timeout``).
 _TOKEN_SECONDS = 900
 
-#: The share of a token's lifetime that is left when a thread renews it in the background, and the
-#: share at which calls wait for the renewal. botocore's limits are 15 and 10 minutes, so each call
-#: would renew a token of 900 s (https://github.com/boto/botocore/issues/2189).
+#: When a third of a token's lifetime is left, a thread renews it in the background. When a ninth is
+#: left, calls wait for the renewal. botocore's own limits are 15 and 10 minutes. With them, each
+#: call would renew a token of 900 s (https://github.com/boto/botocore/issues/2189).
 _RENEW_EARLY_SHARE = 1 / 3
 _RENEW_NOW_SHARE = 1 / 9
 
-#: How long a call waits for a renewal, with a valid old token and without one. The first call also
-#: makes botocore's clients, which takes a busy small machine more than ten seconds.
+#: How long a call waits for a renewal if the old token is still valid, and if it is not. The first
+#: call also makes botocore's clients, which takes a busy small machine more than ten seconds.
 _WITH_GOOD_SECONDS = 1.0
 _WITHOUT_SECONDS = 30.0
 
@@ -128,7 +129,7 @@ class Clients:
         self._settling: dict[str, Calls] = {}
 
     def attach(self, channel: Any) -> None:
-        """Use kombu's channel."""
+        """Take credentials and settings from this channel of kombu."""
         self._channel = channel
 
     def settling(self, url: str) -> Calls:
@@ -162,7 +163,7 @@ class Clients:
                 key = _key(self._channel, url)
                 account = self._accounts.setdefault(key, _Account(partial(self._make, key)))
                 self._account_of[url] = account
-        # There are no clients yet, or SQS refused them. Wait for new ones, which may need STS.
+        # If there are no clients yet, or SQS refused them, wait for new ones, which may need STS.
         return account.pair or _wait_for_credentials(account.making)
 
     def _make(self, key: tuple[Any, ...], account: _Account) -> _Pair:
@@ -174,7 +175,8 @@ class Clients:
             if role is not None:
                 seconds = channel.transport_options.get("sts_token_timeout", _TOKEN_SECONDS)
                 # kombu itself renews the token of only one queue
-                # (https://github.com/celery/kombu/pull/2224). This works on a closed channel, too.
+                # (https://github.com/celery/kombu/pull/2224). The lambda works on a closed channel,
+                # too.
                 credentials = _role_credentials(
                     lambda: channel.generate_sts_session_token(role, seconds)
                 )
@@ -190,17 +192,17 @@ class Clients:
 
 def _copy(client: Any, config: Config, seconds: float, credentials: Any = None) -> SQSClient:
     """Copy kombu's client and its credentials, with timeouts and attempts of our own."""
-    credentials = credentials or client._request_signer._credentials  # as kombu copies its clients
+    credentials = credentials or client._request_signer._credentials  # kombu reads them here, too
     _renew_beside(credentials)
     with _SESSION_LOCK:
         session = _session()
-        session._credentials = credentials  # type: ignore[attr-defined]  # shared: they refresh
+        session._credentials = credentials  # type: ignore[attr-defined]  # they renew themselves
         try:
             copy: Any = session.create_client(
                 "sqs",
                 region_name=client.meta.region_name,
                 endpoint_url=client.meta.endpoint_url,
-                verify=client._endpoint.http_session._verify,  # a subclass may name its own CA
+                verify=client._endpoint.http_session._verify,  # a user's channel may set a CA
                 config=client.meta.config.merge(config),
             )
         finally:
@@ -211,9 +213,9 @@ def _copy(client: Any, config: Config, seconds: float, credentials: Any = None) 
 
 
 def _end_in_time(http_session: Any, seconds: float) -> None:
-    """Limit each call to ``seconds``, and some more for a long body.
+    """Let each call that takes longer than ``seconds`` raise a timeout. A long body gets more.
 
-    The thread of a call that takes longer goes on until the server responds or hangs up.
+    The thread of such a call goes on until the server responds or hangs up.
     """
     send = http_session.send
 
@@ -258,7 +260,7 @@ def _key(channel: Any, url: str) -> tuple[Any, ...]:
 
 
 def _renew_beside(credentials: Any) -> None:
-    """Renew the credentials in a separate thread. Several clients may share them."""
+    """Let a separate thread renew the credentials. Several clients may share them."""
     if isinstance(credentials, RefreshableCredentials) and "get_frozen_credentials" not in vars(
         credentials
     ):
@@ -298,12 +300,12 @@ class _Renewal:
         if good is not None and not credentials.refresh_needed():
             return good
         if good is not None:
-            # botocore has logged its exception. A call that needs newer credentials raises it, too.
+            # An exception does no harm, because the old credentials are valid. botocore logs it.
             with suppress(Exception):
                 self._renewal.result(seconds=_WITH_GOOD_SECONDS)
             return self._good() or good
         _wait_for_credentials(self._renewal, credentials.method)
-        if (good := self._good()) is None:  # botocore logs no error then
+        if (good := self._good()) is None:  # botocore does not raise if an early renewal fails
             raise CredentialsNotRenewed(provider=credentials.method, error_msg="expired meanwhile")
         return good
 

@@ -17,8 +17,8 @@ _Key = TypeVar("_Key")
 #: The one message attribute that we add. It holds JSON.
 ATTRIBUTE_NAME = "celery-sqs-backoff"
 
-#: The message attribute that marks a replay. It stays if the message becomes a dead letter again,
-#: because SQS and the worker keep all attributes except the dead-letter record.
+#: The message attribute that marks a replay: a message that ``sqs-redrive`` has sent from a
+#: dead-letter queue back to its queue. The mark stays if the message becomes a dead letter again.
 REPLAY_ATTRIBUTE = "celery-sqs-backoff-replay"
 
 #: A longer mark of a replay is not read, because a sender may have written anything there.
@@ -62,7 +62,7 @@ class DeadLetterRecord:
     failed_at: float
     origin: str
     worker: str
-    #: End of the backoff of a parked message.
+    #: For a parked message (one that the queue had no room to hide): when its delay ends.
     due_at: float | None = None
     #: The span of the last run, as a W3C ``traceparent``: a replay's span links to it.
     trace: str | None = None
@@ -109,7 +109,7 @@ def read_record(message: Mapping[str, Any]) -> DeadLetterRecord | None:
 
 
 def replay_of(message: Mapping[str, Any]) -> str | None:
-    """Return the ``traceparent`` of the failed run, or ``None`` if the message is no replay.
+    """Return the ``traceparent`` of the failed run if the message is a replay that has it.
 
     Args:
         message: as ReceiveMessage returned it.

@@ -18,17 +18,18 @@ from .limits import MAX_DELAY_SECONDS, MAX_VISIBILITY_TIMEOUT_SECONDS, MAX_WAIT_
 #: MAX_WAIT_TIME_SECONDS before its response. The rest allows for clocks and slow calls.
 TWELVE_HOURS_MARGIN_SECONDS: Final = MAX_WAIT_TIME_SECONDS + 40
 
-#: A message must come back this long before retention deletes it, even if SQS hides it.
+#: A hidden message must come back this long before its retention period ends. Then SQS deletes it,
+#: even if it is hidden.
 _RETENTION_MARGIN_SECONDS: Final = 300
 
-#: The longest time for which a message that is not due is hidden after one receive. The rest of
-#: SQS's 12 hours allows for clocks and slow calls.
+#: A message that is not due is hidden for at most this long after one receive. The rest of SQS's 12
+#: hours allows for clocks and slow calls.
 _HOP_SECONDS: Final = MAX_VISIBILITY_TIMEOUT_SECONDS - 60
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One receive of one message. Plain values only: it is pickled to the pool process.
+    """One receive of one message. It has plain values only, because it is pickled for the pool.
 
     Times are seconds since the epoch. Those of SQS (``first_received_at``, ``sent_at``) come from
     its clock, ``received_at`` from the worker's.
@@ -40,14 +41,15 @@ class Delivery:
     #: SQS's own count, this receive included. It counts receives, not runs: a message that a worker
     #: prefetched and gave back at a deploy was received without a run.
     receive_count: int = 1
-    #: Further receives of the message by its worker during the run. They lead to no run.
+    #: How often this worker has received the message again during the run, without another run.
     receives_since: int = 0
     first_received_at: float | None = None
     sent_at: float | None = None
     #: From the queue's redrive policy: SQS moves the message to the dead-letter queue on the
     #: receive *after* this many. ``None`` if the queue has no policy, or it could not be read.
     max_receive_count: int | None = None
-    #: Known receives that led to no run, because the message waited for its ETA or its provider.
+    #: Receives that are known to have led to no run, for example because the message waited for its
+    #: ETA or its provider.
     deferrals: int = 0
     #: The time from which the message has waited only for its provider. ``None`` if this worker has
     #: not hidden the message for its provider.
@@ -88,8 +90,8 @@ class Delivery:
 
         Arguments:
             eta: when the task is due.
-            held_seconds: how long a worker holds a message that is not due instead of hiding it.
-            times_given_back: receives after which this worker gave the message back unrun.
+            held_seconds: how long a message may wait in a worker for its ETA, instead of on SQS.
+            times_given_back: receives after which this worker gave the message back without a run.
             known: the fields that do not come from the message.
         """
         attributes = message.get("Attributes") or {}
@@ -115,12 +117,12 @@ class Delivery:
 
     @property
     def earlier_runs(self) -> int:
-        """Upper limit of the runs before this one. Not each earlier receive led to a run."""
+        """The most runs before this one. Not each receive leads to a run, so there may be fewer."""
         return max(0, self.receive_count - 1 - self.deferrals)
 
     @property
     def first_due_at(self) -> float:
-        """Time of the first receive at which the task was due, where ``retry_for`` begins.
+        """Time of the first receive at which the task was due. ``retry_for`` begins at this time.
 
         It may be an estimate, because SQS reports the time of the message's first receive only.
         """
@@ -151,7 +153,7 @@ class Delivery:
 
     @property
     def is_fifo(self) -> bool:
-        """Whether hiding the message holds up the rest of its message group."""
+        """Whether the queue is a FIFO queue, where a hidden message holds up its message group."""
         return self.queue_url.endswith(".fifo")
 
     @property
@@ -162,11 +164,11 @@ class Delivery:
         return self.sent_at + self.retention_seconds
 
     def visibility_delay(self, delay: float, *, now: float) -> int:
-        """Turn a drawn delay into whole seconds that SQS allows, at least 1.
+        """Turn a delay into whole seconds that SQS allows, at least 1.
 
-        The delay must end within the 12 hours since the receive and within the queue's retention
-        period, both less a margin. A fraction is rounded up, so that a draw spread over (0, n] is
-        spread evenly over 1..n.
+        Shorten it so that it ends within 12 hours after the receive and within the queue's
+        retention period, both less a margin. Round a fraction up, so that evenly spread delays from
+        0 to n become evenly spread delays from 1 to n.
         """
         longest = (
             MAX_VISIBILITY_TIMEOUT_SECONDS
@@ -179,7 +181,7 @@ class Delivery:
         return longest if delay >= longest else max(1, math.ceil(delay))
 
     def standing(self, *, retries: int, now: float) -> Standing:
-        """Return the message's use of its budgets so far.
+        """Return how much of its budgets the message has used, such as time and receives.
 
         Arguments:
             retries: upper limit of the runs before this one.

@@ -1,7 +1,7 @@
-"""Reads Celery's envelope from a message body as JSON.
+"""Reads Celery's envelope (the headers around a task's arguments) from a message body.
 
-The envelope is JSON for every serializer. So name, ID and expiry of a pickled task can be read too.
-Its arguments cannot, because this module never unpickles.
+The envelope is JSON for every serializer. So name, ID and expiry of a pickled task can be read, but
+not its arguments, because this module never unpickles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The facts of a Celery message that do not need its arguments.
+    """A Celery message without the task's arguments.
 
     Times are seconds since the epoch. ``None`` means that the message has no such field.
     """
@@ -31,12 +31,12 @@ class Envelope:
     content_type: str | None
     eta: float | None
     expires: float | None
-    #: All of Celery's headers. Among them is a text of the arguments (``argsrepr``): never log it.
+    #: All of Celery's headers. Never log them, because ``argsrepr`` is a text of the arguments.
     headers: Mapping[str, Any] = field(repr=False)
 
     @property
     def is_json(self) -> bool:
-        """Whether the arguments may be decoded."""
+        """Whether the arguments are JSON."""
         return self.content_type == _JSON
 
 
@@ -93,7 +93,7 @@ def with_headers(body: str, **headers: object) -> str:
         raise ValueError("not a Celery message")
     found["headers"] |= headers
     text = json.dumps(found)
-    if not body.isascii():  # escapes would make it three times as long
+    if not body.isascii():  # JSON's escapes would make the text three times as long
         plain = json.dumps(found, ensure_ascii=False)
         text = text if any("\ud800" <= c <= "\udfff" for c in plain) else plain
     return text if body.lstrip().startswith("{") else base64.b64encode(text.encode()).decode()

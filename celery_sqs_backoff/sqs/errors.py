@@ -17,7 +17,7 @@ from ..traces import before_the_request, certificate_failed, list_functions
 
 
 class CredentialsNotRenewed(botocore.CredentialRetrievalError):
-    """The source of the credentials, such as STS, does not answer or refuses. It may answer later.
+    """The source of the credentials, such as STS, refuses or does not answer. It may answer later.
 
     Arguments:
         provider: botocore's name of the source.
@@ -87,12 +87,13 @@ class Operation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a call, or one entry of a batch, did not succeed. Falsy values stand for success.
+    """Why a call, or one entry of a batch, did not succeed.
 
     Attributes:
         kind: its meaning.
-        code: SQS's error code without its namespace, or the exception's name. Never its text.
-        retry_after: seconds to wait that SQS asked for; ``None`` = it did not ask.
+        code: SQS's error code without its namespace, or the exception's name. Never an error's
+            text.
+        retry_after: the seconds that SQS asked the caller to wait; ``None`` = it did not ask.
         is_of_call: whether the whole call failed, not one entry of it.
     """
 
@@ -128,7 +129,8 @@ class Failure:
         return self.code
 
 
-#: SQS did not say whether it carried out the call, for example because a proxy sent an empty 200.
+#: The response lists the entry neither as successful nor as failed. For example, a proxy may have
+#: sent an empty 200.
 NOT_LISTED = Failure(Kind.IN_DOUBT, "NotListed")
 
 #: Codes by meaning. https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/CommonErrors.html
@@ -165,7 +167,7 @@ KINDS: Mapping[str, Kind] = {
     for code in codes.split()
 }
 
-#: Denied because of the request's signature, as after a rotation of keys.
+#: Codes of a signature that SQS refuses, as after a rotation of keys.
 _SIGNED_WRONGLY = (
     *("AuthFailure", "IncompleteSignature", "InvalidSecurity", "InvalidSignatureException"),
     *("MissingAuthenticationToken", "SignatureDoesNotMatch"),
@@ -200,7 +202,7 @@ _BEYOND_12_HOURS = "beyond the limit"
 
 
 def failure_of(exc: BaseException, operation: Operation) -> Failure:
-    """Return the failure that an exception of a call stands for. Never raises.
+    """Return the failure for an exception of a call. Never raises.
 
     Arguments:
         exc: the exception of the call.
@@ -228,7 +230,7 @@ _ADVICE: Mapping[str | Kind, str] = {
     Kind.UNREACHABLE: "Check the network, and the Region and endpoint in the app's settings.",
     Kind.IN_DOUBT: "Try again in a minute.",
     Kind.CREDENTIALS: "Renew the credentials.",
-    Kind.CREDENTIALS_LATE: "Check the source of the credentials (STS, for one).",
+    Kind.CREDENTIALS_LATE: "Check the source of the credentials, such as STS.",
     Kind.DENIED: (
         "SQS refused the call. Allow the call to this identity, or check whose credentials are in"
         " use."
@@ -268,7 +270,8 @@ def _kind_of_exception(exc: BaseException) -> Kind:
     if kind is not None:
         return kind
     passed = list_functions(exc, "botocore.endpoint")
-    # The response has arrived and is malformed. botocore 1.34 raises that one function higher.
+    # The response has arrived and is malformed. botocore 1.34 raises this error in a caller of
+    # ``_do_get_response``.
     if "_do_get_response" in passed or passed == {"make_request", "_send_request"}:
         return Kind.IN_DOUBT
     if isinstance(exc, _WHILE_SIGNING) and not isinstance(exc, botocore.BotoCoreError):

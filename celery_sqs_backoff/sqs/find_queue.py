@@ -71,11 +71,11 @@ class QueueFinder:
         return str(self._channel.canonical_queue_name(name))
 
     def calls(self, url: str) -> Calls:
-        """Return the calls on a queue, with the credentials of its ``predefined_queues`` entry."""
+        """Return the object for calls on a queue, with the credentials that its workers use."""
         return self._clients.settling(url)
 
     def find(self, name: str) -> Calls | Failure:
-        """Return the calls on a queue by its name in Celery, or why it was not found."""
+        """Return the object for calls on a queue, or why no queue has this name in Celery."""
         if not self.predefined:
             found = self.find_in_sqs(self.key(name))
             is_absent = isinstance(found, Failure) and found.kind is Kind.NO_QUEUE

@@ -18,8 +18,8 @@ from typing import Any
 
 from botocore.awsrequest import AWSHTTPSConnection, AWSHTTPSConnectionPool
 
-#: Longest wait of a fork for handshakes. The event loop stops during it, and a server may never
-#: answer.
+#: Longest wait of a fork for handshakes. The event loop stands still while it waits, and a server
+#: may never answer.
 _LONGEST_WAIT_SECONDS = 1.0
 
 

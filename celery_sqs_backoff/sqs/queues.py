@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Codes of failures that would soon happen again. The other codes of ``DENIED`` are for refused
+#: Codes of failures that do not pass by themselves. The other codes of ``DENIED`` are for refused
 #: signatures, which do not depend on the queue.
 _FOR_GOOD = {"AccessDenied", "AccessDeniedException"}
 
@@ -89,16 +89,17 @@ def queue_name(place: str) -> str:
 def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None) -> Queue:
     """Ask SQS for a queue's attributes (GetQueueAttributes).
 
-    If the worker has no permission to read the queue, this is logged, and the queue counts as one
-    with SQS's default visibility timeout and no dead-letter queue. If the queue cannot be read now
-    (unreachable, expired credentials), it is returned with ``is_read=False``. The caller should
-    then read it again.
+    If the read fails, return the attributes of the last read that succeeded. If there are none:
+
+    - Without the permission, return SQS's default visibility timeout and no dead-letter queue.
+    - Else (SQS is unreachable, for example) return ``is_read=False``. The caller should read again.
+
+    Each of the two is logged once.
 
     Arguments:
         client: a boto3 client, or a :class:`Calls`.
         url: the queue's URL.
-        last: the queue at the last read, or ``None``. It is returned if the read fails, unless the
-            worker has no permission and the last read failed, too.
+        last: the queue as the last call returned it. ``None``: this is the first call.
     """
     calls = client if isinstance(client, Calls) else Calls(client, url)
     found = calls.attributes()

@@ -20,7 +20,8 @@ MAX_TRACEBACK_CHARACTERS = 6_000
 
 MASK = "***"
 
-#: Characters searched beyond the cut, so that a credential across the cut is found.
+#: The search includes this many characters beyond the cut, to find a credential that the cut
+#: divides.
 _MARGIN = 2_000
 
 #: Most frames of each exception in a chain. A record keeps fewer.
@@ -41,14 +42,16 @@ _KEYWORD = r"""
     (?:[_-][\w-]{0,40})?
 """
 
-#: After a name: ``=``, ``: ``, ``": "``, ``\": \"``, ``', '`` (a pair), ``=>``, ``>`` (XML).
+#: Text between a name and its value: ``=``, ``: ``, ``": "``, ``\": \"``, ``', '`` (a pair),
+#: ``=>``, ``>`` (XML).
 _SEPARATOR = r"""
     (?: \\{0,3}["'] \s{0,3} , \s{0,3} (?=[bru]{0,2}\\{0,3}["'])
       | \\{0,3}["']? \]? \s{0,3} (?: => | [=:>] ) \s{0,3} )
     [\[({]{0,2}
 """
 
-#: A quoted value, which may hold anything up to the same quote, and may have been cut.
+#: A quoted value, which may hold anything up to the same quote. If the text was cut, that quote may
+#: be missing.
 _QUOTED = r"""
       [bru]{0,2} (?P<quote>["']) (?: [^"'\\\n] | \\. | (?!(?P=quote))["'] )* (?P=quote)?
     | [bru]{0,2} (?P<escaped>\\{1,3}["']) (?: (?!(?P=escaped)) [^\n] )* (?P=escaped)?
@@ -75,7 +78,7 @@ _BARE = re.compile(
       | gh[pousr]_\w{16,} | github_pat_\w{16,} | glpat-[\w-]{16,}      # GitHub, GitLab
       | xox[a-z]-[\w-]{8,} | xapp-[\w-]{8,}                            # Slack
       | AIza[\w-]{30,}                                                 # Google
-      | sk-[\w-]{16,}                                                  # providers of models
+      | sk-[\w-]{16,}                                                  # providers of AI models
       | SG\.[\w-]{16,64}\.[\w-]{16,}                                   # SendGrid
       | key-[0-9a-f]{32}                                               # Mailgun
     )
