@@ -1,7 +1,9 @@
 """One received message, from its receive until SQS has confirmed its settlement.
 
-This file owns the states of a message and the transitions between them. The settlement table makes
-the transitions and plans the calls that they need, and the keeper makes the calls.
+A settlement deletes the message, hides it, shows it again, or sends it to the dead-letter queue.
+Until then, renewals extend its visibility timeout. This file owns the states of a message and the
+transitions between them. The settlement table (:mod:`.settlement`) makes the transitions and plans
+the calls to SQS.
 """
 
 from __future__ import annotations
@@ -28,16 +30,17 @@ if TYPE_CHECKING:
     from .settlement import SettlementTable
 
 #: A renewal asks for at least this many seconds, even if the queue's visibility timeout is shorter.
-#: This limits the calls. After a worker is killed, its messages may stay hidden for this time.
+#: So a short timeout does not cause many calls. If a worker is killed, its messages may stay hidden
+#: for this time.
 _MIN_RENEWAL_SECONDS = 10
 
 #: The worker renews a message when this share of the visibility timeout is over. If a renewal
 #: fails, the worker has time for two more tries.
 RENEW_AT_SHARE = 1 / 3
 
-#: After this many failures of its delete or dead letter, each renewal hides a message for longer.
-#: Until then the failure may be transient. The message must then come back soon if the worker is
-#: killed.
+#: If a message's delete or dead letter has failed more often than this, each renewal hides the
+#: message for longer, up to 900 seconds. Fewer failures may be transient. Then short renewals are
+#: better, because the message comes back soon if the worker is killed.
 _TRANSIENT_FAILURES = 3
 _FIRST_KEEP_HIDDEN_SECONDS = 30
 _MAX_KEEP_HIDDEN_SECONDS = 900
@@ -47,7 +50,7 @@ _POSTPONED_SECONDS = 5
 
 
 class State(Enum):
-    """The state of a message in its worker, and the purpose of a call about it."""
+    """The state of a message in its worker. A call to SQS names the state that it carries out."""
 
     HELD = "held"
     DELETE = "delete"
@@ -59,15 +62,16 @@ class State(Enum):
     LOST = "lost"
 
 
-#: The reason for each transition. ``None`` means that the message leaves the table. A received
-#: message is HELD. In all states but HELD, HIDDEN and LOST the table waits for a response of SQS.
+#: The allowed transitions, each with its reason. A received message is HELD. In the states DELETE,
+#: DEAD_LETTER, GIVE_BACK, HIDE and BRING_FORWARD, the table waits for a response of SQS. ``None``:
+#: the message leaves the table.
 TRANSITIONS: dict[State, dict[State | None, str]] = {
     State.HELD: {
         State.DELETE: "its task is finished, or given up without a dead letter",
         State.DEAD_LETTER: "its task is given up",
-        State.GIVE_BACK: "its task has not been started",
+        State.GIVE_BACK: "its task has not started, or ends with the worker",
         State.HIDE: "its task is not due, is retried, or waits for its provider",
-        State.LOST: "SQS does not honour its receipt handle any more",
+        State.LOST: "another worker may have it, and its renewals end",
     },
     State.DELETE: {None: "SQS has deleted it"},
     State.DEAD_LETTER: {State.DELETE: "its dead letter is sent"},
@@ -87,7 +91,7 @@ TRANSITIONS: dict[State, dict[State | None, str]] = {
     },
 }
 
-#: States that end with a change of visibility. A message in one of them is not renewed.
+#: The states whose call to SQS changes the visibility timeout. In them a message is not renewed.
 HIDING = frozenset({State.HIDE, State.BRING_FORWARD, State.GIVE_BACK})
 
 
@@ -101,11 +105,12 @@ def _do_nothing() -> None:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Lease:
-    """One received message, held until it is settled once.
+    """One received message, which the worker holds until the message is settled.
 
-    A settlement sets a new state, and the keeper makes the calls for it. Only the first settlement
-    counts. A later one returns ``False``. No method blocks or raises. Only the keeper changes the
-    state, under its lock. Times are seconds of the keeper's clock.
+    Methods such as :meth:`done` settle it: they set a new state, and the keeper makes the calls to
+    SQS for it. Only the first settlement counts. A later one returns ``False``. No method blocks or
+    raises. Only the keeper changes the state, under its lock. Times are seconds of the keeper's
+    clock.
 
     Arguments:
         queue: the queue's attributes.
@@ -113,10 +118,11 @@ class Lease:
         message: the message as ReceiveMessage returned it.
         body: its body, unchanged.
         delivery: the facts of this receive.
-        received_at: when the worker saw the message.
+        received_at: when the worker received the message.
         keeper: carries out the settlement.
         free: releases the message's place in the prefetch window. A second call has no effect.
-        hidden_seconds: the visibility timeout of the receive; ``None``: the queue's own.
+        hidden_seconds: the visibility timeout that the receive call asked for. ``None``: the
+            queue's own.
     """
 
     queue: Queue
@@ -141,30 +147,31 @@ class Lease:
 
     #: The name of its queue in Celery.
     source: str = ""
-    #: The payload for kombu. ``None``: the message is no task, for the reason in ``why``. Empty:
-    #: the app's adapter says that the message needs no task.
+    #: The dict with the task that kombu delivers. ``None``: the message is no task, for the reason
+    #: in ``why``. Empty: the app's adapter says that the message needs no task.
     payload: dict[str, Any] | None = None
     why: str = ""
     #: The options of its task. ``None``: the task is not known, or has another base class.
     options: Options | None = None
-    #: The gate (circuit breaker) of its task's provider, once Celery has found the task. ``None``:
-    #: no provider.
+    #: The gate (circuit breaker) of its task's provider. ``None``: the task has no provider, or
+    #: Celery has not found the task yet.
     gate: Gate | None = None
-    #: Whether Celery makes it wait for its ETA or for a rate limit. Then it is admitted again when
-    #: it starts.
+    #: Whether it must wait in Celery for its ETA or for a rate limit. After that wait, the worker
+    #: checks again whether it may run.
     waits_in_celery: bool = False
-    #: The inbox calls this when its wait for its provider is over. ``None``: the inbox gives the
-    #: message to Celery.
+    #: If the message has waited for its provider: the call that starts it after the wait. The inbox
+    #: makes this call. ``None``: the inbox gives the message to Celery.
     go_on: Callable[[], object] | None = None
-    #: The reason to give it up instead of running it. ``None``: it may run.
+    #: Why the worker gives it up instead of running it. ``None``: it may run.
     refused: GiveUpReason | None = None
     #: Returns whether the task may be running.
     handed_to_pool: Callable[[], bool] = _no
     #: Called once when another worker may have the message. Must not block.
     on_lost: Callable[[], None] | None = None
-    #: Whether its provider has let it start, and its task has not begun.
+    #: True from the time when its provider lets it start until its task begins.
     has_turn: bool = False
-    #: Whether it takes up a process's place in the prefetch window while it waits for its provider.
+    #: Whether it counts in the prefetch window while it waits for its provider, like a message that
+    #: waits for a process.
     keeps_place: bool = False
 
     # Its settlement
@@ -176,22 +183,23 @@ class Lease:
     renew_at: float = 0.0
     #: In the states HIDE, BRING_FORWARD and GIVE_BACK: when SQS should show the message again.
     due_at: float = field(init=False)
-    #: In the state HIDE: the permission to bring the message forward later, or ``None``.
+    #: In the states HIDE and HIDDEN: the permission to let SQS show the message early, or ``None``.
     recall: Recall | None = None
     #: In the state DEAD_LETTER: the record to send with it. ``None``: without a record.
     record: DeadLetterRecord | None = None
-    #: Whether another worker may have it, because a renewal came too late or was refused. A
-    #: standard queue still accepts the old receipt handle. A call with it could change the
-    #: visibility timeout that the other worker relies on.
+    #: Whether another worker may have it, because a renewal came too late or was refused. Then this
+    #: worker neither hides it nor gives it back. A standard queue would accept the old receipt
+    #: handle, and the call would change the other worker's visibility timeout.
     may_be_lost: bool = False
-    #: In a state of HIDING: whether a change of visibility may have taken effect although its
-    #: response was lost.
+    #: In a state of HIDING: whether SQS may have carried out an earlier call, although no response
+    #: arrived.
     in_doubt: bool = False
-    #: Whether the run has ended after the message was lost. Then a new receive gets a new lease.
+    #: Whether the message was lost, and no run uses this lease any more. If the worker receives the
+    #: message again, it makes a new lease.
     is_over: bool = False
-    #: Failed tries of its present call.
+    #: How often the call for its present state has failed.
     failures: int = 0
-    #: Whether it gets a call of its own, because SQS refused a whole batch for one of its entries.
+    #: Whether its next call has no other entry, because SQS refused a whole batch that it was in.
     goes_alone: bool = False
 
     def __post_init__(self) -> None:
@@ -207,10 +215,10 @@ class Lease:
         return self.state is not State.HELD
 
     def may_start(self) -> bool:
-        """Return whether the worker still holds the message, just before its task starts.
+        """Return whether the worker still holds the message. Call this just before its task starts.
 
-        If the visibility timeout is over, note the loss first. A process that was paused for longer
-        (``docker pause``, a suspended machine) may continue before the keeper has noticed the loss.
+        If its visibility timeout is over, mark it as lost first. After a pause of the whole worker
+        (``docker pause``, a suspended machine) the keeper may not have noticed the loss yet.
         """
         if self.state is State.HELD and self.keeper.clock() >= self.visible_at:
             self.lose()
@@ -223,7 +231,7 @@ class Lease:
         return self.keeper.settle(self, State.DELETE, is_finished=True)
 
     def drop(self) -> bool:
-        """Delete the message of a task that is given up. If it was lost, it may run again."""
+        """Delete the message of a task that is given up. A lost message is not deleted."""
         return self.keeper.settle(self, State.DELETE)
 
     def defer(self, seconds: float) -> bool:
@@ -231,18 +239,19 @@ class Lease:
         return self.keeper.settle(self, State.HIDE, due_at=self.keeper.clock() + seconds)
 
     def release(self) -> bool:
-        """Give the message back, to be received again immediately.
+        """Let SQS show the message again immediately. This receive counts as an attempt.
 
-        This receive counts as an attempt. :meth:`give_back` is for tasks that were not started.
+        Use :meth:`give_back` if the task was not started.
         """
         return self.keeper.settle(self, State.GIVE_BACK, due_at=self.keeper.clock())
 
     def give_back(self, *, until: float | None = None, was_due: bool = False) -> bool:
-        """Give back a message without starting its task. This receive does not count as an attempt.
+        """Let SQS show the message again. Its task has not started: this receive is no attempt.
 
         Arguments:
             until: hide it until this time of the keeper's clock. ``None``: show it immediately.
-            was_due: only its provider kept it from running, so ``retry_for`` counts the wait.
+            was_due: whether only its provider kept it from running. Then its wait counts for
+                ``retry_for``.
         """
         if self.state is State.HELD:  # else this call has no effect
             due_since = self.delivery.first_due_at if was_due else None
@@ -252,7 +261,7 @@ class Lease:
         return self.release()
 
     def give_up(self, error: ErrorText, **facts: Any) -> bool:
-        """Send the message to the queue's dead-letter queue, with a record of why.
+        """Send the message to the queue's dead-letter queue, with a record of the reason.
 
         Arguments:
             error: the error of the last run.
@@ -285,14 +294,14 @@ class Lease:
     # Transitions, under the keeper's lock
 
     def move(self, state: State, **facts: Any) -> None:
-        """Set the attributes in ``facts``, and go to a state that ``TRANSITIONS`` allow."""
+        """Go to another state that ``TRANSITIONS`` allow, and set the attributes in ``facts``."""
         assert state in TRANSITIONS[self.state], (self.state, state)
         for name, value in facts.items():
             setattr(self, name, value)
         self.state = state
 
     def hold_again(self, newer: Lease) -> None:
-        """Go on with the receipt handle of a newer receive of the same message."""
+        """Hold the message with the receipt handle of a newer receive of the same message."""
         if self.state is State.LOST:
             self.move(State.HELD)
         self.queue, self.handle, self.received_at = newer.queue, newer.handle, newer.received_at
@@ -304,7 +313,7 @@ class Lease:
         self.may_be_lost = self.in_doubt = False
 
     def shed(self) -> None:
-        """Drop the content to save memory. No further call needs it."""
+        """Drop the message's content to save memory. Call this when no later call needs it."""
         self.body, self.message, self.payload = "", {}, None
         self.handed_to_pool, self.on_lost, self.go_on = _no, None, None
 
@@ -316,16 +325,17 @@ class Lease:
         self.renew_at = asked_at + seconds * RENEW_AT_SHARE
 
     def may_be_visible(self, now: float) -> bool:
-        """Return whether a change of visibility could affect another worker's hold on the message.
+        """Return whether SQS may have shown the message to other workers.
 
-        An earlier change may have taken effect and expired, although its response was lost.
+        A call that changes its visibility could then affect such a worker. If an earlier call got
+        no response (``in_doubt``), SQS may have hidden the message only until ``due_at``.
         """
         return self.may_be_lost or now >= self.visible_at or (self.in_doubt and now >= self.due_at)
 
     def seconds_to_hide(self, now: float) -> int:
-        """Return the visibility timeout for a settlement, in seconds. 0 shows the message.
+        """Return the visibility timeout in seconds that a state of HIDING asks SQS for.
 
-        HIDE gets 1 or more.
+        0 shows the message. HIDE asks for 1 or more.
         """
         if self.state is State.GIVE_BACK:
             return 0
@@ -333,9 +343,9 @@ class Lease:
         return max(least, min(math.ceil(self.due_at - now), self._seconds_left(now)))
 
     def seconds_to_renew(self, now: float, spread_seconds: int) -> int:
-        """Return the visibility timeout for a renewal, in seconds.
+        """Return the visibility timeout in seconds that a renewal asks for.
 
-        It is 0 or less when the 12 hours for which SQS hides a message are used up.
+        It is 0 or less if SQS has hidden the message for almost 12 hours, the longest that it can.
 
         Arguments:
             now: the time.
@@ -350,6 +360,6 @@ class Lease:
         return min(seconds, self._seconds_left(now))
 
     def _seconds_left(self, now: float) -> int:
-        """Return for how many more seconds SQS's limit of 12 hours lets the worker hide it."""
+        """Return for how many more seconds SQS can hide the message. Its limit is 12 hours."""
         longest = MAX_VISIBILITY_TIMEOUT_SECONDS - TWELVE_HOURS_MARGIN_SECONDS
         return int(longest - (now - self.received_at))
