@@ -1,8 +1,9 @@
 """Limits the messages that a worker holds, and says which poller may ask SQS for more.
 
 The window is the number of messages that may run or wait for a process. :class:`Load` computes how
-many messages to request now. :class:`Throughput` estimates how many are settled during a call. Both
-are pure. :class:`Window` has the messages, and makes the pollers wait for room.
+many messages to request now. :class:`Throughput` estimates how many the worker settles (finishes)
+during a call to SQS. Both are pure. :class:`Window` has the messages, and makes the pollers wait
+for room.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from .upstream import pool_size
 
 logger = get_logger(__name__)
 
-#: In place of tasks that are about to end, the worker receives messages early, up to this many
-#: windows. If tasks suddenly take longer, this many windows of messages wait under their leases.
+#: If tasks are short, the worker receives messages before there are processes for them, up to this
+#: many times the window. If tasks suddenly take longer, that many messages wait in the worker.
 _MAX_AHEAD = 3
 
-#: The worker receives this many times the messages early that are settled during one call. The
-#: first part replaces messages that are settled before the response arrives. The second part keeps
-#: the processes busy during the next call.
+#: The number of messages received early is this many times the number that the worker settles
+#: during one call. One part replaces messages that are settled before the response arrives. The
+#: other part keeps the processes busy during the next call.
 _CALLS_AHEAD = 2
 
 #: Held messages that may wait for something other than a process, such as their ETA or a rate
@@ -41,7 +42,7 @@ MAX_BLOCKED = 100
 #: The window where the user wants no limit (prefetch multiplier 0).
 _NO_WINDOW = 1_000_000
 
-#: If a call takes longer than this, SQS has waited for messages to arrive.
+#: If a receive call takes longer than this, SQS has waited for messages to arrive.
 _WAITED_SECONDS = 1.0
 
 #: Weight of the newest measurement in an average.
@@ -59,7 +60,8 @@ _SOON_SECONDS = 0.1
 #: checks again after this time.
 _LOOK_AGAIN_SECONDS = 1.0
 
-#: Unconfirmed settlements of a queue above which the worker stops receiving its messages.
+#: While more settled messages of a queue than this wait for SQS's confirmation, the worker receives
+#: no further messages from the queue.
 _BEHIND = 1_000
 
 #: A backlog of settlements that lasts longer than this is logged. After a burst of short tasks it
@@ -75,14 +77,14 @@ class Load:
         processes: processes that the pool has, or could have (autoscale).
         multiplier: Celery's prefetch multiplier; 0 = no limit; 1 = no message waits for a process.
         held: messages received and not settled.
-        blocked: the held messages that would not start even if a process were free.
+        blocked: held messages that would not start even if a process were free.
         expected: messages that calls under way are likely to bring.
-        settled_during_a_call: messages expected to be settled before a call made now returns.
+        settled_during_a_call: messages that are likely to be settled during the next call.
         window: messages that may run, or wait for a process.
-        room: messages that will have room when the response arrives; may be negative.
+        room: how many more messages the worker can take when the response arrives; may be negative.
         enough: the least room for a call: a full batch or, if that is less, the part of the window
             that exceeds the processes. At least 1.
-        batch: the room with which a poller does not wait for more room.
+        batch: the room at which a poller calls immediately, without a wait for more room.
         wanted: how many messages to ask for: 0 to 10.
     """
 
@@ -105,7 +107,7 @@ class Load:
 
 
 class Throughput:
-    """Estimates, from recent calls, how many messages are settled while SQS responds to one.
+    """Estimates how many messages the worker settles while it waits for one response of SQS.
 
     Times are passed in, in seconds of one clock.
     """
@@ -126,9 +128,9 @@ class Throughput:
         self._since = now if more else None
 
     def responded(self, now: float, seconds: float, *, full: bool) -> None:
-        """Note the response to a call.
+        """Note the response to a receive call.
 
-        Only a full response within a second counts, because SQS did not wait for messages.
+        Only a full response within a second counts. Else SQS may have waited for messages.
         """
         if full and seconds < _WAITED_SECONDS:
             self._seconds_per_call = _smooth(self._seconds_per_call or seconds, seconds)
@@ -194,7 +196,7 @@ class Window:
     # Messages
 
     def received(self, lease: Lease) -> None:
-        """Enter a message. It takes up a place until its lease frees the place."""
+        """Count a received message in the window until ``lease.free`` is called."""
         lease.free = partial(self._free, lease)
         with self._cond:
             self._held[lease.tag] = lease
@@ -279,8 +281,8 @@ class Window:
     def take_more(self, queue: str) -> int:
         """Return how many messages one more call on a queue with a backlog may request.
 
-        It is 0, which means no call, if there is no room for a full batch, because calls cost
-        money. Else the messages count as expected until :meth:`responded`.
+        Without room for a full batch this is 0 (no call), because calls cost money. Else the
+        messages count as expected until :meth:`responded`.
         """
         with self._cond:
             load = self._load(queue)
@@ -318,8 +320,8 @@ class Window:
         if now - since >= _LONG_BEHIND_SECONDS:
             queue.behind_since = math.inf  # logged once
             logger.warning(
-                "sqs_backoff.settling_behind: queue %s: %d messages are settled, and SQS has not"
-                " confirmed it; the worker receives no further messages until SQS does",
+                "sqs_backoff.settling_behind: queue %s: SQS has not confirmed %d settled messages;"
+                " until it does, the worker receives no further messages from this queue",
                 *(queue_name(url), waiting),
             )
         return True

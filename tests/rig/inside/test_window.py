@@ -153,7 +153,8 @@ def test_settlements_behind(caplog: pytest.LogCaptureFixture) -> None:
         waiting[0] = 1_001
         for now[0] in (start, start + 9.0):
             assert window.is_behind(URL)
-        logged = caplog.text.count("sqs_backoff.settling_behind: queue q: 1001 messages")
+        line = "sqs_backoff.settling_behind: queue q: SQS has not confirmed 1001 settled"
+        logged = caplog.text.count(line)
         assert logged == start / 100.0
         for now[0] in (start + 10.0, start + 11.0):
             assert window.is_behind(URL)
