@@ -1,1 +1,1 @@
-"""The worker's main process: hold messages, hand them to the pool, settle them with SQS."""
+"""Run in a worker's main process: receive messages, give them to Celery, delete or hide them."""

@@ -1,4 +1,4 @@
-"""Decides whether a received message runs. One method has all the reasons against it."""
+"""Decides whether a received message may run. ``Admission.admit`` lists the reasons against it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .providers import Gate
 
 logger = get_logger(__name__)
 
-#: The worker holds a message whose task is due within this time. SQS hides a message that is due
-#: later, because held messages use up the 100 places for waiting ones (``window.MAX_BLOCKED``).
+#: A message whose ETA is within this time waits in the worker. If its ETA is later, the worker
+#: hides it on SQS, because at most 100 messages may wait in the worker (``window.MAX_BLOCKED``).
 _LONGEST_HELD_SECONDS = 15.0
 
 
 class Admission:
-    """Admits the messages of one worker.
+    """Decides about the messages of one worker, each given by its lease (:class:`.Lease`).
 
     Arguments:
         worker: its name, for dead letters.
-        inbox: gets a message that had to wait, once its provider lets it start.
+        inbox: gets a message again after it has waited for its provider.
     """
 
     def __init__(self, worker: str, inbox: Inbox) -> None:
@@ -42,35 +42,39 @@ class Admission:
         self.is_open = True
 
     def admit(self, lease: Lease, *, starts: bool) -> bool:
-        """Keep a message back, or settle it, if it must not run now. Return whether Celery gets it.
+        """Return whether a message goes to Celery now. If not, settle it or make it wait.
 
-        The first reason in the table counts. A message that is given up goes to Celery, too, so
-        that its request reports the failure (``Lease.refused``).
+        The first reason in the table that applies decides. A message that is given up goes to
+        Celery, too, because Celery reports the failure (``Lease.refused``).
 
-        The worker calls this when it receives the message. It calls it again when Celery has found
-        the task, if the task has a provider or was unknown at the receive, and when the task
-        starts, if Celery made it wait. When the task begins, ``request.may_begin`` checks that the
-        worker still holds the message and that the provider is up.
+        The worker calls this up to three times:
+
+        - when it receives the message;
+        - when Celery has found the task, if the task has a provider or was not known before;
+        - when the task starts, if it has waited in Celery for its ETA or a rate limit.
+
+        Later, when a process is free for the task, ``request.may_begin`` makes a last check.
 
         ====================  ==========================================  ==========================
         reason                sign                                        the message
         ====================  ==========================================  ==========================
         stopping              the worker stops, or is not connected       given back
-        known, or lost        this worker has settled it, or goes on      left alone
-                              with an earlier receive; or it was lost
+        known, or lost        this worker has settled it, holds it from   left alone
+                              an earlier receive, or has lost it
         ignored               the app's adapter says so                   deleted
         not understood        no task can be made of it                   hidden; a dead letter at
                                                                           its last receive
-        expired or revoked    its headers, and Celery's list              goes to Celery: it ends it
-        never due             its ETA is after the queue's retention      given up
+        expired or revoked    its header or Celery's list says so         goes to Celery, which
+                                                                          discards it
+        never due             its ETA is after its retention period       given up
         over budget           earlier runs have used up a budget          given up
-        not due               its ETA is later than a worker holds it     hidden until then
-        provider is down      the gate hides it                           hidden
+        not due               its ETA is not within ``held_seconds``      hidden until then
+        provider is down      its gate (circuit breaker) is open          hidden
         not its turn          the provider recovers, or has a rate        waits here, or is hidden
         ====================  ==========================================  ==========================
 
         Arguments:
-            starts: whether the task starts now. False: Celery makes it wait first.
+            starts: whether the task starts now. ``False``: it must wait in Celery first.
         """
         now = time.time()
         if not self.is_open:
@@ -96,11 +100,11 @@ class Admission:
         return lease.gate is None or not self._waits_for_provider(lease, lease.gate, starts)
 
     def _waits_for_provider(self, lease: Lease, gate: Gate, starts: bool) -> bool:
-        """Keep a message back if its provider does not let it start. Return whether it is kept.
+        """Make a message wait if its provider does not let it start. Return whether it waits.
 
-        If Celery makes the task wait first, the worker asks again when the task starts, because the
-        provider may be down by then. So before that wait, the provider keeps a message back only if
-        its gate hides every message.
+        A message that must wait in Celery first (``starts`` is false) is let through, unless the
+        provider is down and its gate hides all messages. The worker checks it again after that
+        wait.
         """
         options = lease.options
         if options is None or not (starts or gate.hides_all):
@@ -113,9 +117,9 @@ class Admission:
 
 
 def held_seconds(queue: Queue) -> float:
-    """Return the most seconds for which a worker holds a message that is not due.
+    """Return how many seconds a message may wait in the worker for its ETA.
 
-    If it is due later, SQS hides it.
+    If its ETA is later, the worker hides it on SQS.
     """
     return min(_LONGEST_HELD_SECONDS, queue.visibility_timeout_seconds / 2)
 
@@ -128,9 +132,9 @@ def _ends_in_celery(headers: Mapping[str, Any], now: float) -> bool:
 
 
 def _reason_to_give_up(lease: Lease, headers: Mapping[str, Any], now: float) -> GiveUpReason | None:
-    """Return why a message is given up without being run, or ``None``.
+    """Return why to give up a message instead of running it, or ``None`` to run it.
 
-    Earlier runs have used up a budget, or the message can never be due.
+    A reason is a budget that earlier runs have used up, or an ETA after the retention period.
     """
     options, delivery = lease.options, lease.delivery
     if options is None:
@@ -151,11 +155,10 @@ def _reason_to_give_up(lease: Lease, headers: Mapping[str, Any], now: float) -> 
 
 
 def _hide_until(eta: float, lease: Lease, now: float) -> bool:
-    """Hide a message until its task is due, or for as long as SQS can. Return whether it is hidden.
+    """Hide a message until its ETA, or for as long as SQS can. Return whether it is hidden.
 
-    If the task is due soon, the worker holds the message instead. At the last receive that the
-    queue allows, the message is not hidden, because SQS would move it to the dead-letter queue at
-    the next receive.
+    A message that is due soon waits in the worker instead. So does a message at the last receive
+    that its queue allows, because SQS would move it to the dead-letter queue at the next receive.
     """
     if eta <= now or lease.delivery.is_last_before_sqs_moves_it:
         return False

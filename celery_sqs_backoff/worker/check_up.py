@@ -1,7 +1,7 @@
-"""Runs the checks of ``celery sqs-doctor`` that need no call, when a worker starts.
+"""Runs those checks of ``celery sqs-doctor`` that make no calls to AWS, when a worker starts.
 
-Each rule with a finding gets one log line. The checks use the queue attributes that the worker has
-read, and no attributes of a dead-letter queue. They run in a thread of their own. An error there is
+Each rule with a finding gets one log line. The checks use the attributes that the worker has read
+of its own queues, not of dead-letter queues. They run in a thread of their own. An error there is
 logged, and never stops the worker.
 """
 
@@ -31,7 +31,7 @@ _LEVELS: Final = {
 
 
 def start_check_up(app: Any, queues: Iterable[tuple[str, Queue]]) -> None:
-    """Check in a thread, and log the findings.
+    """Check the app and its queues in a thread, and log the findings.
 
     Args:
         app: the Celery app.
@@ -46,12 +46,12 @@ def _run(app: Any, queues: list[tuple[str, Queue]]) -> None:
         for severity, line in check_up(app, queues):
             logger.log(_LEVELS[severity], "sqs_backoff.finding: %s", line)
     except Exception as exc:  # noqa: BLE001
-        # A bug of ours, or settings of an unknown kind. The worker must start nevertheless.
+        # A bug, or settings of a type that no rule expects. The worker must start nevertheless.
         logger.error("sqs_backoff.check_up_failed: %s", error_site(exc, calls=BUG_CALLS))
 
 
 def check_up(app: Any, queues: Iterable[tuple[str, Queue]]) -> list[tuple[Severity, str]]:
-    """Return one line, with its severity, for each rule that has a finding, the worst first."""
+    """Return a severity and a line for each rule that has a finding, the most severe first."""
     found = examine(
         ProjectFacts(
             app=facts_of_app(app),

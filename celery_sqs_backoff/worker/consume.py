@@ -1,11 +1,11 @@
 """Replaces parts of Celery's consumer and kombu's channel, so that no bad message is deleted.
 
-The replaced parts also admit messages before they run, and settle them by their leases.
+The new parts also check whether a message may run, and settle it by its lease (:class:`.Lease`).
 
-If Celery cannot decode a message, it acks the message, so SQS deletes it. If Celery does not know
-the task, it rejects the message. kombu 5.7 then deletes it if the queue has no redrive policy. That
-loses messages during a deploy, because a worker of the old release does not know the new tasks.
-Celery also logs the whole body, with the user's data.
+Celery acks a message that it cannot decode, so SQS deletes it. Celery rejects a message whose task
+it does not know, and kombu 5.7 then deletes it if the queue has no redrive policy. That loses
+messages during a deploy, because a worker of the old release does not know the new tasks. Celery
+also logs the whole body, with the user's data.
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ from .request import BackoffRequest, SettledBeforeRun, forget, may_begin, was_ha
 
 
 def install(consumer: Any, receiver: Receiver) -> None:
-    """Put a receiver between Celery's consumer and its pool. Call it once per worker."""
+    """Replace Celery's handlers of bad messages, and its call that hands a task to the pool.
+
+    Call this once per worker.
+    """
     _keep_bad_messages(consumer, receiver)
     _admit_at_start(consumer, receiver)
 
 
 def _keep_bad_messages(consumer: Any, receiver: Receiver) -> None:
-    """Replace Celery's four handlers for bad messages, which delete them."""
+    """Replace Celery's four handlers of bad messages, because they delete the messages."""
 
     def keep(message: Any, what: str, exc: BaseException | None = None) -> None:
         lease = receiver.window.lease(message.delivery_tag)
-        if lease is not None:  # else the worker lost it, or gave it back, a moment ago
+        if lease is not None:  # else the worker has just lost the message, or given it back
             what = what if exc is None else f"{what} ({type(exc).__name__})"
             unreadable.keep(lease, message.headers or {}, what, worker=consumer.hostname)
 
@@ -57,9 +60,9 @@ def _keep_bad_messages(consumer: Any, receiver: Receiver) -> None:
 
 
 def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
-    """Return Celery's default strategy, limited to messages that the worker admits.
+    """Return Celery's strategy for a task, with our check of each message (``Admission.admit``).
 
-    On another broker than SQS, it is not limited.
+    Celery calls the strategy with each message. On another broker than SQS there is no check.
 
     Arguments: as for ``celery.worker.strategy.default``.
     """
@@ -72,14 +75,14 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
     def admit(message: Any, *args: Any, **kwargs: Any) -> None:
         lease = receiver.window.lease(message.delivery_tag)
         if lease is None:
-            return  # the worker lost it, or gave it back, a moment ago
+            return  # the worker has just lost the message, or given it back
         message.sqs_lease = lease
         is_limited, eta = consumer.task_buckets[task.name] is not None, lease.delivery.due_at
         lease.waits_in_celery = waits = is_limited or (eta is not None and eta > time.time())
         if has_provider:
             lease.gate = receiver.gates.of_call(task, lambda: message.payload)
         is_unknown, lease.options = lease.options is None, task.backoff_options
-        if has_provider or is_unknown:  # else it was admitted when it was received
+        if has_provider or is_unknown:  # else the check when it was received is enough
             lease.go_on = partial(admit, message, *args, **kwargs)
             if not receiver.admission.admit(lease, starts=not waits):
                 return
@@ -104,14 +107,15 @@ def _strategy_of_another_broker(task: Any, *args: Any, **options: Any) -> Callab
 def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
     """Check each message once more just before Celery hands its task to the pool.
 
-    Admit a message again if Celery has made it wait. Run only messages that the worker still holds.
+    The worker must still hold the message. If it has waited in Celery, for its ETA or a rate limit,
+    it must also pass ``Admission.admit`` again.
     """
     hand_to_pool: Callable[[Any], object] = consumer.on_task_request
 
     def refuse(request: Any, exc: Exception) -> None:
-        """Hide a message that the pool cannot take. At its last receive it becomes a dead letter.
+        """Hide a message whose task the pool cannot take, or dead-letter it at its last receive.
 
-        If the message is settled or lost, or its task may be running, raise the error again.
+        If it is already settled or lost, or its task may be running, raise the pool's error again.
         """
         lease = request.lease
         if lease.state is not State.HELD or lease.handed_to_pool():
@@ -124,15 +128,16 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
     def on_task_request(request: Any) -> None:
         lease = receiver.window.lease(request.message.delivery_tag)
         if lease is None:
-            forget(request)  # the worker lost its message, or gave it back, a moment ago
+            forget(request)  # the worker has just lost its message, or given it back
             return
         if not isinstance(request, BackoffRequest):
             _settle_plain(request, lease, receiver)
         if lease.waits_in_celery:
             lease.go_on = partial(on_task_request, request)
             if not receiver.admission.admit(lease, starts=True):
-                # Forget a request even if its message only waits for its provider. When the wait is
-                # over, ``go_on`` calls this function again, which reserves the request again.
+                # Let Celery forget the request, even if its message only waits for its provider.
+                # After that wait, ``go_on`` calls this function again, which reserves the request
+                # again.
                 forget(request)
                 return
             if lease.refused is not None:
@@ -156,7 +161,7 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
 
 
 def settle_by_leases(channel: Any, receiver: Receiver) -> None:
-    """Make kombu's ack and reject settle the message's lease."""
+    """Let kombu's ack and reject of a message settle it through its lease."""
 
     def basic_ack(delivery_tag: str, multiple: bool = False) -> None:
         if (lease := receiver.window.lease(delivery_tag)) is not None:
@@ -171,11 +176,11 @@ def settle_by_leases(channel: Any, receiver: Receiver) -> None:
 
 
 def _reject(lease: Lease, channel: Any, requeue: bool) -> None:
-    """Settle the message of a plain Celery task as kombu 5.7 does.
+    """Settle a message that a plain Celery task rejects, as kombu 5.7 does.
 
-    A requeued message is visible again after the length of a long poll. A rejected message is
-    deleted if its queue has no dead-letter queue. Else it comes back after the visibility timeout,
-    until the queue's redrive policy moves it.
+    With ``requeue``, the message is visible again after the length of a long poll. Else it is
+    deleted if its queue has no dead-letter queue. If there is one, the message comes back after
+    each visibility timeout, until SQS moves it there.
     """
     if requeue:
         lease.defer(channel.wait_time_seconds)
@@ -186,12 +191,12 @@ def _reject(lease: Lease, channel: Any, requeue: bool) -> None:
 
 
 def _settle_plain(request: Any, lease: Lease, receiver: Receiver) -> None:
-    """Let a request of Celery's own class settle its lease, even if the window has forgotten it."""
+    """Let the request of a plain Celery task settle its message, even if the worker lost it."""
     fail = request.on_failure
 
     def on_failure(*args: Any, **kwargs: Any) -> None:
-        # Celery leaves the message to the broker after a cancelled run (a lost connection, with
-        # worker_cancel_long_running_tasks_on_connection_loss) and after a MemoryError.
+        # Celery neither acks nor rejects after a MemoryError, nor after a run that it cancels at a
+        # lost connection (worker_cancel_long_running_tasks_on_connection_loss).
         try:
             fail(*args, **kwargs)
         finally:

@@ -15,17 +15,18 @@ from .observation import EVENT_LOOP
 from .upstream import is_pool_of
 from .window import Window
 
-#: Pools that may block the caller until the task that it hands over, or another task, has ended.
+#: If one of these pools gets a task, it may block its caller until this task, or another, has
+#: ended.
 _BLOCKING_POOLS = ("solo", "gevent", "eventlet")
 
-#: Longest wait for a message without an event loop. Celery handles signals between two waits.
+#: Longest wait for a message if Celery has no event loop. Celery handles signals between two waits.
 _WAIT_SECONDS = 0.5
 
 
 class Inbox:
-    """Messages that wait for Celery's loop, under their leases.
+    """Received messages that wait until Celery's event loop takes them.
 
-    Without a loop, Celery calls :meth:`drain_events` instead.
+    If Celery has no event loop (as on Windows), it calls :meth:`drain_events` instead.
 
     Attributes:
         channel: kombu's channel; ``None`` until the worker has connected.
@@ -49,10 +50,10 @@ class Inbox:
         self.wake()
 
     def wake(self) -> None:
-        """Let Celery's loop deliver the messages that can start. Safe in any thread.
+        """Let Celery's event loop deliver the messages that can start. Safe in any thread.
 
         Raises:
-            Exception: the event loop does not take callbacks.
+            Exception: the event loop has refused the callback.
         """
         with self._cond:
             if self._hub is None:
@@ -64,12 +65,12 @@ class Inbox:
         try:
             # Look up call_soon each time, because wake_event_loop replaces it at each (re)connect.
             self._hub.call_soon(self._drain)
-        except BaseException:  # raised again: without the reset no later call would wake the loop
+        except BaseException:  # without this reset, no later call would wake the loop
             self._will_drain = False
             raise
 
     def clear(self) -> None:
-        """Drop all waiting messages. The caller gives their leases back."""
+        """Drop all waiting messages. The caller must give them back."""
         with self._cond:
             self._leases.clear()
             self._will_drain = False
@@ -109,8 +110,8 @@ class Inbox:
     def _deliver(self) -> None:
         """Give a message to Celery, or continue with a message that waited for its provider.
 
-        If Celery or kombu fails to take the message, hide it. At its last receive it becomes a dead
-        letter. If the message is settled or its task may be running, do not touch it.
+        If Celery or kombu fails to take the message, hide it, or dead-letter it at its last
+        receive. But leave it alone if it is already settled, or if its task may be running.
         """
         try:
             lease = self._leases.popleft()
@@ -123,8 +124,8 @@ class Inbox:
             if lease.go_on is not None:
                 lease.go_on()
             elif lease.source not in connection._callbacks:
-                # The user has cancelled its queue ("cancel_consumer"). kombu would reject it on
-                # the first channel that it finds, which may not be ours.
+                # The user has stopped the consumption of its queue ("cancel_consumer"). kombu would
+                # reject the message on the first channel that it finds, which may not be ours.
                 lease.give_back()
             else:
                 connection._deliver(lease.payload, lease.source)
@@ -138,6 +139,6 @@ class Inbox:
 
 
 def is_stopping() -> bool:
-    """Return whether Celery is shutting down. Its flags are True or an exit code, maybe 0."""
+    """Return whether Celery is shutting down: a flag is then True or an exit code, maybe 0."""
     stop, terminate = state.should_stop, state.should_terminate
     return not ((stop is None or stop is False) and (terminate is None or terminate is False))

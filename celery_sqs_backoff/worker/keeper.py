@@ -1,9 +1,9 @@
-"""Makes the worker's calls to SQS about messages that it holds or settles.
+"""Makes the calls to SQS that extend, hide, show, delete or dead-letter a worker's messages.
 
-One thread waits until the settlement table has a call that is due. Other threads of the process
-make the calls, and enter the results in the table. The table limits the calls that are under way at
-a time: for each queue one change of visibility, two deletes and one send. A call that hangs holds
-up only its own queue, because each call has a thread for itself.
+One thread waits until the settlement table (:mod:`.settlement`) has a call that is due. Other
+threads of the process make the calls, and enter the results in the table. The table limits the
+calls that are under way at a time: for each queue one change of visibility, two deletes and one
+send. A call that hangs holds up only its own queue, because each call has a thread for itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _AFTER_BUG_SECONDS = 1.0
 class Keeper(SettlementTable):
     """The settlement table of a worker, with the threads that make its calls.
 
-    Only ``stop``, ``flush``, ``carry_out_late`` and ``perform`` wait for SQS.
+    Only the methods ``stop``, ``flush``, ``carry_out_late`` and ``perform`` wait for SQS.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class Keeper(SettlementTable):
         self.pulse.watch(_NAME, limit_seconds=limit, is_alive=self._is_alive)
 
     def stop(self, timeout_seconds: float) -> None:
-        """Give back the held messages, make the waiting calls, and end the thread.
+        """Give back the held messages, make the calls that still wait, and end the thread.
 
-        If SQS has not confirmed a settlement within ``timeout_seconds``, its message comes back
-        when its visibility timeout ends.
+        If SQS has not confirmed a call within ``timeout_seconds``, the message comes back when its
+        visibility timeout ends.
         """
         for lease in self.held():
             lease.release()
@@ -83,9 +83,9 @@ class Keeper(SettlementTable):
             )
 
     def carry_out_late(self) -> None:
-        """If the keeper stops, make the due calls in the caller's thread.
+        """Make the due calls in the caller's thread, but only after ``stop`` or ``flush``.
 
-        The keeper's own thread may have ended.
+        The keeper's own thread may have ended by then.
         """
         while self._stopping and (call := self.next_call()) is not None:
             self.perform(call)
@@ -110,7 +110,7 @@ class Keeper(SettlementTable):
         """Start the thread, unless it is running."""
         if not self._is_alive():
             thread = threading.Thread(target=self._run, name="sqs-keeper", daemon=True)
-            thread.start()  # may raise, because without it no lease is renewed
+            thread.start()  # may raise: without this thread no visibility timeout is extended
             self._thread = thread
 
     def _join_thread(self, timeout_seconds: float) -> None:
@@ -152,12 +152,12 @@ class Keeper(SettlementTable):
                     self._waits_until = None
 
     def perform(self, call: Call) -> None:
-        """Make a call, and enter its results. Never raises an ``Exception``."""
+        """Make a call, and enter its results in the table. Never raises an ``Exception``."""
         try:
             results = carry_out(call)
         except BaseException as exc:  # noqa: BLE001
-            # The call reports failures as results. If a bug makes it raise, each lease still needs
-            # a result.
+            # A bug, because a call reports failures as results. Each of its messages still needs a
+            # result.
             logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
             failure = Failure(Kind.LOCAL, type(exc).__name__, is_of_call=True)
             results = [failure] * len(call.entries)
@@ -191,11 +191,11 @@ def _send(port: Calls, entries: Sequence[CallEntry]) -> list[Failure | None]:
 
 
 def _dead_letter(lease: Lease) -> dict[str, Any]:
-    """Return a message and its record as an entry of SendMessageBatch without ``Id``.
+    """Return a dead letter (a message and its record) as an entry of SendMessageBatch without Id.
 
     The entry keeps the message group on standard queues too, where SQS uses it for fair queues.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-fair-queues.html
-    On a FIFO queue the message ID prevents a second copy if the send is repeated.
+    On a FIFO queue the message ID is the deduplication ID, so a repeated send makes no second copy.
     """
     received = lease.message
     attributes = received.get("MessageAttributes") or {}

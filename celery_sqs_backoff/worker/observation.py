@@ -36,8 +36,8 @@ _AGAIN_SECONDS = 10.0
 
 _DEFAULT_HOST = "127.0.0.1"
 
-#: Pause between two writes of the record to the store. The pause after the first write is shorter,
-#: because the first record knows little yet.
+#: Pause between two writes of the worker's record for ``sqs-status`` to the store. The pause after
+#: the first write is shorter, because the first record has few facts yet.
 _INTERVAL_SECONDS: Final = 10.0
 _FIRST_PAUSE_SECONDS: Final = 3.0
 
@@ -52,8 +52,8 @@ class Observation:
     file. ``prometheus_port`` and ``prometheus_host`` say where metrics and health are served. With
     ``status=False`` the worker writes no record to the store for ``sqs-status``.
 
-    An observer that fails does not stop the worker. If its port is taken, or its library is missing
-    or half set up, the error is logged, and the other observers start.
+    If an observer cannot start, for example because its library is missing, the worker logs the
+    error, and starts the other observers.
 
     Args:
         app: the Celery app.
@@ -107,8 +107,8 @@ class Observation:
     def _write_until_over(self) -> None:
         """Write the worker's record to the store until the worker stops. Then delete it there.
 
-        If writes fail one after the other, only the first failure is logged. Each next write is
-        tried after the usual pause.
+        If a write fails, try again after the usual pause. Of several failures in a row, log only
+        the first.
         """
         board: Board | None = None
         is_failing, is_over, pause = False, False, _FIRST_PAUSE_SECONDS
@@ -150,9 +150,9 @@ class Observation:
     # The page of metrics, and health
 
     def _serve(self) -> None:
-        """Serve metrics and health. If the port is taken, try again in a thread.
+        """Serve metrics and health. If the port is taken, try again later in a thread.
 
-        A worker that this worker replaces may have the port until its processes have ended.
+        The worker that this one replaces may use the port until its processes have ended.
         """
         if self._settings.get("prometheus_port") is None:
             return

@@ -1,8 +1,9 @@
-"""Reads the body of an SQS message as a payload for kombu, and refuses any other body.
+"""Turns the body of an SQS message into a payload for kombu, or says why that is not possible.
 
 A payload is kombu's dict with the headers, the properties and the encoded body of a task. kombu and
 Celery do not check the types in it. A list in place of a dict would end each worker that receives
-the message. If Celery has not sent the message, an adapter of the app may make a task of its body.
+the message. If another program (such as S3) has sent the message, an adapter of the app may make a
+task of its body.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from kombu.utils.json import loads as kombu_loads
 from ..foreign import IGNORE, Adapter
 from ..text import nests_too_deep, read_body
 
-#: The payload of a message that needs no task.
+#: In place of a payload, if the app's adapter says that a message needs no task.
 IGNORED: Final[dict[str, Any]] = {}
 
-#: The types of headers that the worker's own code relies on. ``None`` is legal for each.
+#: The headers that the worker's own code reads, and their types. Each may be missing or ``None``.
 #: https://docs.celeryq.dev/en/stable/internals/protocol.html
 _HEADERS: Final[dict[str, type | tuple[type, ...]]] = {
     "task": str,
@@ -42,15 +43,15 @@ _MOST_SECONDS: Final = 1e9
 
 
 class NotUnderstood(Exception):
-    """The body is not a task message. The text says why, without a word of the body."""
+    """The body cannot become a task. The error's text says why, and quotes nothing of the body."""
 
 
 class Payloads:
-    """Reads the messages of one worker.
+    """Makes the payloads of the messages that one worker receives.
 
     Arguments:
-        consumer: Celery's consumer. The setting ``foreign`` of its app has the adapters by the
-            queue's name in Celery. Each adapter is a callable, or the import string of a callable.
+        consumer: Celery's consumer. The setting ``foreign`` of its app maps the name of a queue in
+            Celery to an adapter. An adapter is a callable, or the import string of a callable.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -62,12 +63,12 @@ class Payloads:
         }
 
     def read(self, queue: str, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the payload that kombu has sent, or else the payload from the queue's adapter.
+        """Return the payload of a message, as kombu has sent it or as the queue's adapter makes it.
 
-        It is ``IGNORED`` if the adapter says that the message needs no task.
+        Return ``IGNORED`` if the adapter says that the message needs no task.
 
         Raises:
-            NotUnderstood: the message has no payload of kombu, and no adapter makes a payload.
+            NotUnderstood: kombu has not sent the message, and no adapter makes a task of it.
         """
         try:
             return celery_payload(message["Body"])
@@ -80,7 +81,7 @@ class Payloads:
         }
         try:
             call = self._adapters[queue](message["Body"], attributes)
-        except BaseException as exc:  # noqa: BLE001  # even sys.exit() must not end the poller
+        except BaseException as exc:  # noqa: BLE001  # the adapter may call sys.exit()
             raise NotUnderstood(f"the adapter raised {type(exc).__name__}") from None
         if call is None:
             raise NotUnderstood("the adapter does not understand it")
@@ -88,14 +89,14 @@ class Payloads:
             return IGNORED
         try:
             task, args, kwargs = call
-            if nests_too_deep([args, kwargs]):  # from Python 3.13 on, json encodes any depth
+            if nests_too_deep([args, kwargs]):  # before Python 3.13, json itself refuses this
                 raise RecursionError
             if not isinstance(task, str) or task not in self._consumer.strategies:
                 raise NotUnderstood("the adapter named a task that is not registered here")
             return self._payload(task, list(args), dict(kwargs), message["MessageId"], queue)
         except NotUnderstood:
             raise
-        except Exception as exc:  # noqa: BLE001  # the result may raise anything, or be nested too deep
+        except Exception as exc:  # noqa: BLE001  # the adapter's objects may raise anything
             raise NotUnderstood(
                 f"the adapter returned no (task, args, kwargs) in JSON ({type(exc).__name__})"
             ) from None
@@ -105,7 +106,7 @@ class Payloads:
     ) -> dict[str, Any]:
         """Return the payload of a task, as Celery would have sent it.
 
-        The task ID is the message ID, so it is the same at each receive.
+        The message ID serves as the task ID, so that the task ID is the same at each receive.
         """
         sent = self._consumer.app.amqp.as_task_v2(
             task_id,
@@ -116,7 +117,7 @@ class Payloads:
             argsrepr="(...)",
             kwargsrepr="{...}",
             origin=self._consumer.hostname,
-            ignore_result=None,  # the task decides; in Celery 5.7 False would overrule it
+            ignore_result=None,  # the task's option counts; in Celery 5.7 False would override it
         )
         return {
             "body": base64.b64encode(json.dumps(sent.body).encode()).decode(),
@@ -133,7 +134,7 @@ class Payloads:
 
 
 def celery_payload(body: str) -> dict[str, Any]:
-    """Read a message that kombu has sent.
+    """Return the payload in a body that kombu has written.
 
     Raises:
         NotUnderstood: kombu's fields are missing, or do not describe a task.
@@ -167,20 +168,20 @@ def _is_time(value: Any) -> bool:
 
 
 def check_call(payload: Any) -> None:
-    """Refuse arguments that would make Celery fail in the pool, before the task's own code.
+    """Check a task's arguments here, because Celery would fail on bad ones in the pool.
 
-    The pools gevent, eventlet and threads do not report this failure, so the worker would hold the
-    message for ever. If Celery takes the failure for a success, the message would be deleted.
+    The pools gevent, eventlet and threads do not report that failure, so the worker would hold the
+    message for ever. If Celery takes it for a success, the worker would delete the message.
 
     Arguments:
-        payload: the decoded body.
+        payload: the decoded body of the task.
 
     Raises:
         NotUnderstood: these are not the arguments of a task, or a field of protocol 1 is of the
             wrong type.
     """
     embed: Any = None
-    if isinstance(payload, dict):  # protocol 1, where the body has the fields of the headers
+    if isinstance(payload, dict):  # in Celery's protocol 1 the headers are fields of the body
         check_headers(payload)
         args, kwargs = payload.get("args", ()), payload.get("kwargs", {})
     else:
@@ -192,7 +193,7 @@ def check_call(payload: Any) -> None:
 
 
 def _dict(of: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a part of a payload. If it is missing or empty, put an empty dict there first."""
+    """Return the dict ``name`` of a payload. If it is missing or empty, put a new one there."""
     part = of[name] = of.get(name) or {}
     if not isinstance(part, dict):
         raise NotUnderstood(f"its {name} are of type {type(part).__name__}")

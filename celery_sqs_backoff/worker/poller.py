@@ -27,24 +27,27 @@ logger = get_logger(__name__)
 #: Backoff after a failed receive, for example while SQS is unreachable.
 _AFTER_FAILURE = EqualJitter(base=1, cap=10)
 
-#: Most calls for one queue at a time, while it has a backlog and there is room for the messages.
+#: Most receive calls on one queue at a time. There is only one, unless the queue has a backlog and
+#: the worker has room for more messages.
 _MAX_CALLS = 3
 
-#: An empty response that arrives sooner did not wait: the server does not support long polls, or
-#: the queue has reached its quota of in-flight messages.
+#: If an empty response arrives sooner than this, SQS did not wait for messages. The server may not
+#: support long polls, or the queue may have reached its quota of in-flight messages.
 _TOO_SOON_SECONDS = 0.2
+#: Pause after such a response.
 _AFTER_TOO_SOON_SECONDS = 1.0
 
-#: Longest wait for room before the queue's attributes are read again. A task may run for hours.
+#: While the worker has no room for messages, the poller reads the queue's attributes again after
+#: this time. If tasks run for hours, the worker may have no room for hours.
 _WAIT_FOR_ROOM_SECONDS = 30.0
 
-#: The most seconds of one turn of the thread's loop, in addition to the long poll: for credentials,
-#: the connection and timeouts.
+#: If one turn of the thread's loop takes this many seconds more than the long poll, the heartbeat
+#: reports the thread as hung. Fetching credentials, connecting and timeouts may take that long.
 _LONGEST_TURN_SECONDS = 40.0
 
-#: SQS responds at the latest when the long poll ends. If the response arrives later than that by
-#: more than this time, it was delayed, for example because the machine was suspended. The delay has
-#: used up a part of the visibility timeout.
+#: A response should arrive at most this long after the end of the long poll. A later one was
+#: delayed, for example because the machine was suspended, and a part of the messages' visibility
+#: timeout is over already.
 _ON_THE_WAY_SECONDS = 1.0
 
 
@@ -55,9 +58,9 @@ class Poller:
 
     Arguments:
         receiver: takes the messages of each response, and reads the queue's attributes before each
-            long poll, both in the poller's threads.
+            long poll. The poller's threads call it for both.
         name: the name of the queue in Celery.
-        url: the URL of the queue. Another account or Region may have a queue of the same name.
+        url: the URL of the queue.
         wait_seconds: the length of the long poll, 0 to 20. Default 20; 0 = the user wants no long
             poll.
         pause_seconds: the pause after a receive without a message, if ``wait_seconds`` is 0.
@@ -93,13 +96,13 @@ class Poller:
         self._helpers = 0  # threads that receive in addition to the main one
 
     def start(self) -> None:
-        """Start receiving. If the thread of an earlier start still runs, it goes on."""
+        """Start a thread that receives, unless the thread of an earlier start is still running."""
         with self._lock:
             self._stopped.clear()
             if not self._is_alive():
                 thread_name = f"sqs-poll-{self.queue_name}"
                 self._main = threading.Thread(target=self._run, name=thread_name, daemon=True)
-                self._main.start()  # may raise, because without it no message is received
+                self._main.start()  # may raise: without this thread no message is received
         limit = self._wait_seconds + self._pause_seconds + _LONGEST_TURN_SECONDS
         self._pulse.watch(self._name, limit_seconds=limit, is_alive=self._is_alive)
 
@@ -134,7 +137,7 @@ class Poller:
 
     @contextmanager
     def _survives(self) -> Iterator[None]:
-        """Log and drop an exception (a bug of ours or of a client), and pause after it."""
+        """Log an exception in the block instead of raising it, and pause. Only a bug raises one."""
         try:
             yield
         except BaseException as exc:  # noqa: BLE001  # the queue must still be polled
@@ -155,9 +158,9 @@ class Poller:
             self._receive(asked_for, wait_seconds=self._wait_seconds, is_main=True)
 
     def _is_over(self, until: float) -> bool:
-        """Note a turn for the heartbeat. Return whether to stop waiting for room.
+        """Return whether the main thread should stop waiting for room.
 
-        The window calls this at least once a second.
+        Also tell the heartbeat that the thread is alive. The window calls this each second.
         """
         self._pulse.note_turn(self._name)
         return self._stopped.is_set() or self._clock() >= until
@@ -176,7 +179,7 @@ class Poller:
                 visibility_timeout_seconds=hidden_seconds,
             )
             brought, seconds = len(received.messages), self._clock() - asked_at
-            self._tell(received)  # observers hear of the receive before any settlement
+            self._tell(received)  # so observers get this event before the events of settlements
             if received.messages:
                 self._receiver.take(
                     self._celery_name,
@@ -191,11 +194,11 @@ class Poller:
             self._stopped.wait(_AFTER_FAILURE.delay(max(1, self._failures), random))
         elif brought >= asked_for:
             self._start_helper()
-        elif not brought and is_main:  # a helper ends instead
+        elif not brought and is_main:  # a helper thread ends instead of pausing
             self._pause(seconds)
 
     def _tell(self, received: Received) -> None:
-        """Emit the event of a receive, and count the failures in a row."""
+        """Emit the event about one receive call, and count the failed calls in a row."""
         failures, queue = self._failures, self.queue_name
         if received.failure is not None:
             self._failures = failures + 1
@@ -209,14 +212,14 @@ class Poller:
         self._events.emit(Polled(queue=queue, message_ids=ids))
 
     def _pause(self, seconds: float) -> None:
-        """Pause after a receive without a message, unless SQS has waited for one."""
+        """Pause after a receive call without messages, unless SQS has waited for messages."""
         if not self._wait_seconds:
             self._stopped.wait(self._pause_seconds)
         elif seconds < _TOO_SOON_SECONDS:
             self._stopped.wait(_AFTER_TOO_SOON_SECONDS)
 
     def _start_helper(self) -> None:
-        """Start a helper thread after a full response, unless enough calls are under way."""
+        """Start a helper thread after a full response: at most two, and none on a FIFO queue."""
         with self._lock:
             is_full = self._helpers >= _MAX_CALLS - 1 or self._most < MAX_BATCH_ENTRIES
             if is_full or self._stopped.is_set():

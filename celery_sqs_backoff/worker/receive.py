@@ -1,4 +1,7 @@
-"""Receives the messages of each consumed queue, and puts them into the inbox of Celery's loop."""
+"""Takes a worker's received messages, and puts those that may run into the inbox for Celery.
+
+A lease is one received message. The worker extends its visibility timeout until it is settled.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ from .window import Window
 
 logger = get_logger(__name__)
 
-#: Distinguishes this worker from others in a store, because in containers each may have PID 1.
+#: A part of this worker's name in a store. Node name and PID may be the same for two workers,
+#: because each container has a PID 1.
 _MARK: Final = uuid4().hex[:8]
 
 #: Seconds after which a queue's attributes are read again, if they are not known yet.
@@ -40,12 +44,11 @@ _READ_SECONDS = 60.0
 class Receiver:
     """Everything between SQS and Celery's consumer, for the life of a worker.
 
-    Pollers call :meth:`take` in their threads. It makes a lease on each message, and puts the
-    messages that may run into the inbox. Celery's loop empties the inbox.
+    Pollers receive messages in their threads, and pass them to :meth:`take`.
 
     Arguments:
         consumer: Celery's consumer, which has no channel yet.
-        keeper: renews and settles the leases.
+        keeper: makes the calls to SQS that extend, hide or delete messages.
     """
 
     def __init__(self, consumer: Any, keeper: Keeper) -> None:
@@ -68,7 +71,7 @@ class Receiver:
         self._queues: dict[str, tuple[Queue, float]] = {}
 
     def attach(self, channel: Any) -> None:
-        """Deliver through this channel. Call this before the channel consumes."""
+        """Deliver messages to Celery through this kombu channel, which must not consume yet."""
         self.clients.attach(channel)
         self.inbox.channel = channel
         self.inbox.clear()
@@ -81,7 +84,10 @@ class Receiver:
         )
 
     def pause(self) -> None:
-        """Stop receiving, and give back messages that have not started or that still arrive."""
+        """Stop receiving. Give back the messages of tasks that have not started.
+
+        SQS then shows them to other workers. Messages that still arrive are given back, too.
+        """
         self.admission.is_open = False
         for poller in self._pollers.values():
             poller.stop()
@@ -112,16 +118,16 @@ class Receiver:
             self._pollers[name].stop()
 
     def _room(self) -> int:
-        """Return how many messages to bring forward.
+        """Return how many hidden messages SQS should show early for this worker.
 
-        It is twice this worker's room, because other workers receive some of the messages.
+        It is twice as many as could start here soon, because other workers receive some of them.
         """
-        if not self.admission.is_open:  # the pool may be gone
+        if not self.admission.is_open:  # while the worker stops, its pool may be gone
             return 0
         return 2 * self.window.startable_within(RECOVERY_LOOK_SECONDS)
 
     def read_queue(self, url: str) -> Queue:
-        """Return a queue's attributes, read within the last 60 seconds if SQS answers."""
+        """Return a queue's attributes. Ask SQS for them if the last answer is over a minute old."""
         known = self._queues.get(url)
         if known is not None:
             queue, read_at = known
@@ -146,16 +152,16 @@ class Receiver:
         seconds_ago: float,
         hidden_seconds: int,
     ) -> None:
-        """Hold the messages of one receive, and admit or settle each.
+        """Make a lease on each message of one response. Put those that may run into the inbox.
 
         Arguments:
             name: the name of their queue in Celery.
             queue: the queue's attributes.
             messages: as ReceiveMessage returned them, in order.
-            seconds_ago: SQS delivered them at least this many seconds ago.
-            hidden_seconds: the visibility timeout that the receive asked for.
+            seconds_ago: SQS sent them at least this many seconds ago.
+            hidden_seconds: the visibility timeout that the receive call asked for.
         """
-        # All messages get the same time, because reading the first of them may take a while.
+        # Take the time once for all messages, because parsing the first of them may take a while.
         seen_at, received_at = time.time() - seconds_ago, self.keeper.clock() - seconds_ago
         for message in messages:
             lease: Lease | None = None
@@ -165,16 +171,16 @@ class Receiver:
                 self.keeper.hold(lease)
                 if self.admission.admit(lease, starts=False):
                     self.inbox.put(lease)
-            except Exception as exc:  # noqa: BLE001  # a bug, or the user's hub
-                # The message comes back when its visibility timeout ends. The rest of its batch
-                # must still be held.
+            except Exception as exc:  # noqa: BLE001  # a bug, or the event loop refused a callback
+                # Go on, because the other messages need leases, too. This message comes back when
+                # its visibility timeout ends.
                 if lease is not None:
                     lease.lose()  # else it would be renewed for ever, and never run
                 logger.error(
                     "sqs_backoff.take_failed: a message on %s: %s",
                     *(name, error_site(exc, calls=BUG_CALLS)),
                 )
-        self.keeper.carry_out_late()  # the keeper's thread may have ended during this long poll
+        self.keeper.carry_out_late()  # the worker may have stopped during the long poll
 
     def _make_lease(
         self,
@@ -185,9 +191,9 @@ class Receiver:
         received_at: float,
         hidden_seconds: int,
     ) -> Lease:
-        """Return a lease on a message, with the payload that kombu needs.
+        """Return a lease on a message, with the payload (a dict with the task) that kombu needs.
 
-        The copy of the SQS message in the payload leaves the body out, to save memory.
+        The payload includes the SQS message, but without its body, to save memory.
         """
         payload, headers, why = None, {}, ""
         try:
@@ -231,12 +237,12 @@ class Receiver:
 
 
 def name_among_workers(consumer: Any) -> str:
-    """Return this worker's name in a store, unique even if two workers have one node name."""
+    """Return this worker's unique name in a store. Several workers may have one node name."""
     return f"{consumer.hostname} {os.getpid()} {_MARK}"
 
 
 def _bounded_wait(seconds: object) -> int:
-    """Return the seconds of a long poll, from 0 to 20. It is 20 if the setting is no number."""
+    """Return the setting as the seconds of a long poll, 0 to 20. If it is no number, return 20."""
     if not isinstance(seconds, int | float | str):
         return MAX_WAIT_TIME_SECONDS
     return max(0, min(MAX_WAIT_TIME_SECONDS, int(seconds)))

@@ -1,8 +1,9 @@
 """Celery's request for a task of ours. It finds out how a run ended, and settles the message.
 
-All callbacks run in the worker's main process, most of them in its event loop. Each callback
-settles the message first, and then reports to Celery (results, hooks, signals, events). A failure
-in a report is logged, and has no effect on the message.
+All callbacks run in the worker's main process, most of them in its event loop. Each callback first
+settles the message (deletes, hides or dead-letters it, or gives it back), and then reports to
+Celery (results, hooks, signals, events). A failure in a report is logged, and has no effect on the
+message.
 """
 
 from __future__ import annotations
@@ -50,20 +51,20 @@ class SettledBeforeRun(Exception):
 
 
 class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
-    """A request of Celery that settles the lease instead of acking or rejecting the message.
+    """A request of Celery that settles its message by a lease, where Celery acks or rejects it.
 
     Raises:
-        SettledBeforeRun: admission has refused to run the message, and it is settled now.
+        SettledBeforeRun: ``Admission.admit`` has given the message up. It is settled now.
     """
 
-    acknowledged: bool  # Celery's: whether the message has been settled
+    acknowledged: bool  # Celery's own attribute. Here it means that the message is settled.
 
     _report_success = Request.on_success
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Put our ``on_success`` in front of the one that Celery generates.
+        """Let our ``on_success`` run before the one that Celery generates.
 
-        Celery generates a subclass for each task. The ``on_success`` there does not call ours.
+        Celery generates a subclass for each task, with an ``on_success`` that does not call ours.
         """
         super().__init_subclass__(**kwargs)
         if "on_success" in vars(cls):
@@ -76,7 +77,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self.lease = lease = cast(Lease, message.sqs_lease)
         lease.handed_to_pool = partial(was_handed_to_pool, self)
         lease.on_lost = self._on_lost
-        # The headers of a message never change, so they do not count the runs of this message.
+        # A retry keeps the message and its headers, so the header ``retries`` does not count it.
+        # Earlier runs of this message are counted here.
         earlier_runs = lease.delivery.earlier_runs
         self.retries: int = (self._request_dict.get("retries") or 0) + earlier_runs
         self._request_dict["retries"] = self.retries
@@ -88,15 +90,15 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 
     @property
     def request_dict(self) -> dict[str, Any]:
-        """The request for the pool, with the delivery. The tracer removes the delivery.
+        """The request as the pool gets it, with the :class:`.Delivery` of its message.
 
-        If the delivery stayed in ``self.request``, Celery would take it for a custom header, and
-        copy it to the tasks that this task sends.
+        ``run.wrap_trace`` takes the delivery out again in the task's process. Else Celery would
+        take it for a custom header, and copy it to the tasks that this task sends.
         """
         return {**self._request_dict, DELIVERY_KEY: self.lease.delivery}
 
     def refuse(self) -> None:
-        """Give the message up without running its task, because admission has refused it."""
+        """Give the message up without running its task, for the reason in ``lease.refused``."""
         assert self.lease.refused is not None
         reason = self.lease.refused
         failure = self.task.MaxRetriesExceededError(f"{_named(self)} was not run: {reason.value}")
@@ -104,10 +106,10 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self.on_failure(_exc_info(failure), ended=refused)
 
     def _on_lost(self) -> None:
-        """Create the file that makes ``lease_lost`` true, and emit the event. Safe in any thread.
+        """Create the file that makes the task's ``lease_lost`` true, and emit an event.
 
-        The task may run in a process that was spawned, or that was forked before the worker
-        received the message. It can still see a file. If the file cannot be created, log the error.
+        The task may run in another process, which can see a file but not this process's memory. If
+        the file cannot be created, log the error. Safe in any thread.
         """
         lease = self.lease
         path = Path(lease.delivery.lost_flag or "")
@@ -122,21 +124,21 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         lease.keeper.events.emit(lost)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """Note that the task begins, or refuse to let it begin. Celery calls this.
+        """Note that the task begins, or keep it from beginning. Celery calls this.
 
-        If the pool shares this process, Celery calls it just before the task. Else the task has
-        already begun in another process, and cannot be refused.
+        If the pool runs tasks in this process, Celery calls this just before the task begins. Else
+        the task has already begun in another process, so it is too late to keep it from beginning.
 
         Raises:
             SettledBeforeRun: the task must not begin, because its message is settled, lost, or
-                hidden while its provider is down. Not raised if the task runs in another process.
+                hidden while its provider is down.
         """
         begins_now = pid == os.getpid()
         try:
             if begins_now and not may_begin(self):
-                self.lease.release()  # ends a lost message, because its run will not begin
+                self.lease.release()  # a lost message is forgotten now, because it has no run
                 raise SettledBeforeRun
-            self.lease.has_turn = False  # its slot is used up
+            self.lease.has_turn = False  # its turn at its provider is used up
             super().on_accepted(pid, time_accepted)
         except SettledBeforeRun:
             raise
@@ -148,10 +150,10 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             raise SettledBeforeRun from exc
 
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> None:
-        """End the run for a cold shutdown or after a lost connection, if the pool can do that.
+        """Cancel the run, at a cold shutdown or after a lost connection. Celery calls this.
 
-        The pools solo and threads cannot, so the task runs to its end. Catch Celery's error about
-        that, because it would make the task fail.
+        The pools solo and threads cannot cancel a run, so the task runs to its end. Catch Celery's
+        error about that, because it would make the task fail.
         """
         self._cancelling = True  # first, because eventlet's pool calls back before cancel() returns
         try:
@@ -161,7 +163,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             logger.info("Task %s cannot be cancelled in this pool", _named(self))
 
     def cut_short(self) -> None:
-        """Give back the message of a run that ends with the worker. Another worker may run it."""
+        """Give the message back, because the worker stops before its run has ended."""
         if self._settler.settle(RunEnd(End.CANCELLED), _NO_ERROR) is not None:
             state.task_ready(self)
 
@@ -174,7 +176,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     # Celery's callbacks when a run has ended: read the end, settle the message, report
 
     def on_success(self, result: Any, **kwargs: Any) -> None:
-        # The pools threads, gevent and solo report a failure this way: celery/concurrency/base.py.
+        # The pools threads, gevent and solo pass failures to this method, too
+        # (celery/concurrency/base.py).
         if isinstance(result, ExceptionInfo):
             self.on_failure(result)
             return
@@ -215,8 +218,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             if isinstance(settle, GiveBack):
                 state.task_ready(self)
             elif isinstance(settle, Hide) and not isinstance(exc, Reject):
-                # The message comes back, so announce no failure now. If it is given up when it is
-                # back, the failure is announced then.
+                # The message comes back, so announce a retry and no failure. If the worker gives
+                # the message up later, it announces the failure then.
                 state.task_ready(self)
                 is_crash = ended.decision is None and ended.end.is_crash
                 cause = _failure(exc) if is_crash else getattr(exc, "exc", None) or exc
@@ -225,7 +228,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
                 if is_crash:
                     _announce_retry(self, cause, exc_info, settle)
             elif ended.end is End.ABORTED:
-                # Report a ``WorkerLostError`` instead. Celery would raise a ``MemoryError`` again,
+                # Pass a ``WorkerLostError`` to Celery, which would raise a ``MemoryError`` again,
                 # and store no result.
                 super().on_failure(_exc_info(_failure(exc)))
             else:
@@ -234,7 +237,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
                     _call_hooks(self, exc, exc_info)
 
     def _success_was_stored(self) -> bool:
-        """Return False. Celery 5.7 asks this about a lost process. We have settled its message."""
+        """Return ``False``: the message is settled, so Celery 5.7 needs no search for a result."""
         return False
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
@@ -255,9 +258,10 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self.send_event("task-rejected", requeue=requeue)
 
     def _announce_revoked(self, *args: Any) -> None:
-        """Settle the message before Celery stores the result.
+        """Settle the message of a revoked or expired task, and let Celery store and report this.
 
-        If the message must come back first, the revoked task is announced when it is back.
+        If the message is hidden instead of deleted, report nothing. Celery reports the task when
+        the message is back.
         """
         settle = self._settler.settle(RunEnd(End.REVOKED), _NO_ERROR)
         with _contained(self):
@@ -271,7 +275,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 def may_begin(request: Any) -> bool:
     """Return whether the task of a request may begin, now that there is a process for it.
 
-    Since the message was admitted, the worker may have lost it, or its provider may have gone down.
+    Since the last check, the worker may have lost the message, or its provider may have gone down.
     If the provider is down, hide the message. If the task may not begin, let Celery drop the
     request.
     """
@@ -287,17 +291,17 @@ def may_begin(request: Any) -> bool:
 
 
 def forget(request: Request) -> None:
-    """Let Celery drop a request. Else Celery keeps it, with the body, until its task has ended."""
+    """Let Celery drop a request that will not run. Else it stays in memory, with its body."""
     if state.requests.get(request.id) is request:
         state.task_ready(request)
 
 
 def was_handed_to_pool(request: Request) -> bool:
-    """Return whether the task of a request may be running.
+    """Return whether the task of a request runs, or its pool will run it.
 
-    Celery has only a weak reference to the pool's result. A pool keeps the result as long as it
-    means to run the task. The thread pool does not keep it. There the worker can still keep a task
-    from starting while the task waits for a thread.
+    Celery has only a weak reference to the pool's result, and the pool keeps the result until the
+    task has ended. The pool of threads does not keep it. There a task that waits for a thread does
+    not count, because :func:`may_begin` can still keep it from starting.
     """
     waits = request._apply_result is not None and request._apply_result() is not None
     return waits or request.time_start is not None
@@ -305,7 +309,7 @@ def was_handed_to_pool(request: Request) -> bool:
 
 # The end of a run that did not return
 
-#: The end of a run whose process sent no report, by the first class that the run's error matches.
+#: How a run ended, if its process sent no report. The first class that fits the run's error counts.
 _ENDS: Final = (
     (Terminated, End.REVOKED),
     (TimeLimitExceeded, End.TIME_LIMIT),
@@ -319,8 +323,9 @@ _ENDS: Final = (
 def _read_end(request: Any, exc: BaseException, exc_info: Any) -> tuple[RunEnd, ErrorText]:
     """Return how a run ended, and the parts of its error that may be recorded.
 
-    A process that is lost while the worker stops is no crash, because supervisors signal the whole
-    process group (dumb-init), or all processes of a service (systemd).
+    If a process is lost while the worker stops, its run counts as cancelled, not as a crash. The
+    reason is that supervisors such as dumb-init and systemd stop the worker's processes together
+    with it.
     """
     report = report_of(exc_info)
     if report is not None:
@@ -329,8 +334,8 @@ def _read_end(request: Any, exc: BaseException, exc_info: Any) -> tuple[RunEnd, 
         ended = RunEnd(next(end for kind, end in _ENDS if isinstance(exc, kind)))
         if isinstance(exc, TaskPredicate):
             ended = read_end(exc)
-        # The user's ``redact`` may be slow, and would hold up the event loop. So do not call it,
-        # and record only the error's type.
+        # The user's ``redact`` may be slow, and this is the event loop. So do not call it, and
+        # record only the error's type.
         options = request.task.backoff_options
         type_only = options.record_detail == TYPE_ONLY or options.redact is not None
         error = ErrorText.of(exc, traceback=exc_info.traceback, type_only=type_only)
@@ -343,7 +348,7 @@ def _read_end(request: Any, exc: BaseException, exc_info: Any) -> tuple[RunEnd, 
 
 
 def _raised(exc_info: Any) -> BaseException:
-    """Return the exception itself. In-process pools wrap it together with its traceback."""
+    """Return the exception of a failed run. Some pools wrap it together with its traceback."""
     exc = exc_info.exception
     unwrapped: BaseException = exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
     return unwrapped
@@ -363,7 +368,7 @@ def _failure(exc: BaseException) -> Exception:
 
 
 def _announce_retry(request: BackoffRequest, exc: Any, exc_info: Any, hide: Hide) -> None:
-    """Announce a retry in place of the task's process, which has crashed."""
+    """Store and announce a retry, because the task's process has crashed and cannot do it."""
     task, context = request.task, request._context
     if request.store_errors:
         with _contained(request):
@@ -375,7 +380,7 @@ def _announce_retry(request: BackoffRequest, exc: Any, exc_info: Any, hide: Hide
 
 
 def _call_hooks(request: BackoffRequest, exc: BaseException, exc_info: Any) -> None:
-    """Call the hooks of a failure after a hard time limit, as Celery does from 5.7 on."""
+    """Call the task's failure hooks after a hard time limit, as Celery does from 5.7 on."""
     arguments = (request.id, request.args, request.kwargs, exc_info)
     with _pushed(request):
         request.task.on_failure(exc, *arguments)
@@ -384,7 +389,7 @@ def _call_hooks(request: BackoffRequest, exc: BaseException, exc_info: Any) -> N
 
 @contextmanager
 def _pushed(request: BackoffRequest) -> Iterator[None]:
-    """Let hooks find the request in ``self.request``."""
+    """Let the task's hooks find the request in ``self.request``."""
     request.task.request_stack.push(request._context)
     try:
         yield
@@ -398,7 +403,7 @@ def _named(request: BackoffRequest) -> str:
 
 @contextmanager
 def _contained(request: BackoffRequest) -> Iterator[None]:
-    """Log an error of a result backend or a hook, and drop it, because the message is settled."""
+    """Log an error of a result backend or hook instead of raising it: the message is settled."""
     try:
         yield
     except Exception as exc:  # noqa: BLE001  # Celery's and users' code may raise anything

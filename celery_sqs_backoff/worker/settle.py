@@ -1,4 +1,4 @@
-"""Settles the message of a run that has ended, and emits the events about the run."""
+"""Deletes, hides, gives back or dead-letters a message after its run, and emits the events."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Settler:
         self._options = request.task.backoff_options
         self._events = lease.keeper.events
         self._attempt = int(request.retries) + 1
-        self._names: dict[str, Any] = {  # of the task and its message, in all events
+        self._names: dict[str, Any] = {  # the fields that all events about the message have
             "queue": lease.queue.name,
             "task": request.type,
             "task_id": request.id,
@@ -66,16 +66,15 @@ class Settler:
         }
 
     def settle(self, ended: RunEnd, error: ErrorText) -> Settle | None:
-        """Decide about the message, and settle its lease. Never raises.
+        """Decide about the message, and settle it through its lease. Never raises.
 
-        Does not wait until SQS confirms the settlement. If the task is given up, wait for at most
-        3 seconds until the broker has accepted the task that cleans up the message's workflows.
+        Do not wait until SQS confirms the settlement. If the task is given up, wait for at most 3
+        seconds until the broker has accepted the task that cleans up the message's workflows.
 
-        Only the first end of a run counts. For a later one this returns ``None``.
+        Only the first call counts. A later call does nothing, and returns ``None``.
 
-        If an error occurs on the way (in a store, in a provider's gate), the message of a
-        successful run is still deleted. Any other message comes back, so that the worker does not
-        hold it for ever.
+        If an error occurs, the message of a successful run is still deleted. Any other message is
+        hidden for 30 seconds, so that the worker does not hold it for ever.
         """
         if self._request.acknowledged:
             return None
@@ -123,7 +122,7 @@ class Settler:
     def _carry_out(self, settle: Settle, ended: RunEnd, error: ErrorText, facts: Facts) -> Settle:
         end, lease = ended.end, self.lease
         if end.is_run:
-            # After a failed run without a decision, it is unknown whether the work was done.
+            # If the task's process made no decision, it is unknown whether the work was done.
             outcome = Outcome.UNKNOWN if ended.decision is None else ended.decision.outcome
             told = "succeeded" if end.is_success else outcome.value
             self._events.emit(RunEnded(**self._names, outcome=told, attempt=self._attempt))
@@ -135,8 +134,8 @@ class Settler:
             settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
         if isinstance(settle, Hide):
             return self._hide(settle, ended, error, facts)
-        # Each call below returns False if the message was lost. Then another worker runs it again
-        # and emits its events.
+        # Each call below returns False if the message was lost. Then emit no event, because another
+        # worker runs the message again, and emits the event.
         if isinstance(settle, GiveBack):
             if not settle.started:
                 lease.give_back()
@@ -153,11 +152,11 @@ class Settler:
         return settle
 
     def _must_come_back(self, settle: Settle, end: End) -> bool:
-        """Clean up the message's workflows. Return whether the message must come back for that.
+        """Send the task that cleans up the message's workflows. Return whether to try that again.
 
-        The message comes back if the cleanup does not succeed in time. There are two exceptions. If
-        the run has raised, it must not be repeated. If a dead letter is at its last receive, SQS
-        would move the message without the reason.
+        If the broker has not accepted that task in time, the message must come back for another
+        try. There are two exceptions. If the run has raised, it must not be repeated. If a dead
+        letter is at its last receive, SQS would move the message without the reason.
         """
         delivery, request = self.lease.delivery, self._request
         take_back = partial(
@@ -192,9 +191,10 @@ class Settler:
         return replace(hide, seconds=seconds)
 
     def _must_park(self) -> bool:
-        """Return whether the queue has too many messages in flight to hide another one.
+        """Return whether the queue has too many messages in flight to hide one more.
 
-        A FIFO queue parks no message, because the rest of its message group would overtake it.
+        Then the message is parked, which means that it becomes a dead letter. A FIFO queue parks no
+        message, because the rest of its message group would overtake it.
         """
         queue, above = self.lease.queue, self._options.park_above
         if above is None or queue.dlq_arn is None or queue.is_fifo:
@@ -220,7 +220,7 @@ class Settler:
     def _retried(
         self, seconds: int, outcome: Outcome, ended: RunEnd, error: ErrorText, facts: Facts
     ) -> Retried:
-        """Return the event of a message that comes back."""
+        """Return the event about a message that will run again."""
         retry_for, elapsed = facts.retry_for, facts.standing.elapsed
         return Retried(
             **self._names,

@@ -6,14 +6,14 @@ changes the table takes the lock, and ``next_at``, ``waiting`` and ``waiting_for
 
 A lease is one received message. Its hold is the time for which SQS hides the message from other
 workers. A renewal extends the hold. A settlement deletes the message, sends it to the dead-letter
-queue, hides it for a while, or gives it back. A lane is one action on one queue, such as the
-deletes of a queue.
+queue, hides it for a while, or gives it back (lets SQS show it). To bring a hidden message forward
+is to let SQS show it early. A lane is one action on one queue, such as the deletes of a queue.
 
 - A queue has at most one change of visibility under way. So a renewal cannot overtake a settlement
   that hides the message.
 - A batch is sent when it is full, or when its first entry has waited ``linger_seconds``.
-- After an entry fails, its message pauses. After a whole call fails, its lane pauses, so that an
-  outage costs few calls.
+- If one entry of a call fails, the next try for its message waits. If a whole call fails, all calls
+  of its lane wait, so that an outage costs few calls.
 - A message that waits for its delete or its dead letter is renewed like a held one, so that no
   other worker gets it.
 - If another worker may have received a message, the table does not hide it or give it back,
@@ -52,11 +52,12 @@ logger = get_logger(__name__)
 
 T = TypeVar("T")
 
-#: A renewal may be early by this share of the visibility timeout, if a call has room for it.
+#: A renewal may be early by this share of the visibility timeout, to fill a batch.
 _RENEW_EARLY_SHARE = 1 / 24
 
-#: With many messages held, each renewal asks for more seconds, so that one queue needs about this
-#: many renewal calls a second. This makes no renewal longer than ``_MAX_SPREAD_SECONDS``.
+#: If a worker holds many messages of a queue, each renewal asks for more seconds, so that the queue
+#: needs only about this many renewal calls a second. Renewals get up to ``_MAX_SPREAD_SECONDS`` for
+#: that.
 _RENEWALS_PER_SECOND = 20
 _MAX_SPREAD_SECONDS = 900
 
@@ -66,7 +67,8 @@ _AFTER_TRANSIENT = FullJitter(base=0.2, cap=10)
 #: Backoff for refusals that need an operator, such as a missing permission.
 _AFTER_REFUSAL = EqualJitter(base=4, cap=60)
 
-#: A lane counts as failing until a call succeeds, or until this long after its pause.
+#: After a failed call, a lane counts as failing until a call succeeds, or until its pause has been
+#: over for this long.
 _FAILING_SECONDS = 60.0
 
 #: Backoff for a dead letter that cannot be sent.
@@ -88,9 +90,9 @@ _REMEMBERED = MAX_IN_FLIGHT_MESSAGES
 
 
 def spread_seconds(held: int) -> int:
-    """Return the least seconds that a renewal asks for, if a queue has ``held`` messages to renew.
+    """Return how many seconds a renewal asks for at least, if a queue has ``held`` messages.
 
-    More messages get more seconds, so that the number of calls stays low.
+    The more messages, the more seconds, so that renewals need few calls.
     """
     seconds = held / RENEW_AT_SHARE / MAX_BATCH_ENTRIES / _RENEWALS_PER_SECOND
     return min(math.ceil(seconds), _MAX_SPREAD_SECONDS)
@@ -115,9 +117,9 @@ class CallEntry:
 
 
 class Agenda(dict[Lease, float]):
-    """Leases by the time at which each is due, each lease once. Changes take O(log n).
+    """A plan that maps leases to the times at which they are due. Changes take O(log n).
 
-    ``pop`` cancels the plan of a lease. Its entry stays in the heap, and is removed later.
+    ``pop`` removes a lease. Its entry in the heap is removed later.
     """
 
     def __init__(self) -> None:
@@ -126,7 +128,7 @@ class Agenda(dict[Lease, float]):
         self._count = itertools.count()
 
     def put(self, lease: Lease, at: float) -> None:
-        """Plan a lease for a time. An earlier plan of the lease ends."""
+        """Set the time at which a lease is due, in place of any earlier time."""
         self[lease] = at
         heapq.heappush(self.heap, (at, next(self._count), lease))
         if len(self.heap) > 2 * len(self) + 64:
@@ -143,7 +145,7 @@ class Agenda(dict[Lease, float]):
         return math.inf
 
     def take(self, until: float, at_most: int) -> list[Lease]:
-        """Remove and return up to ``at_most`` leases that are due by ``until``, the first first."""
+        """Remove and return ``at_most`` leases or fewer that are due by ``until``, in order."""
         leases: list[Lease] = []
         while self.heap and self.heap[0][0] <= until and len(leases) < at_most:
             at, _, lease = heapq.heappop(self.heap)
@@ -208,7 +210,7 @@ class Memory:
     to use from any thread.
 
     Attributes, each by message ID:
-        fates: the record for the dead letter of a settled message. ``None``: it is only deleted.
+        fates: how a message was settled: the record for its dead letter, or ``None`` for a delete.
         crashes: the number of runs that count against ``crash_budget``.
         times_given_back: the number of receives that led to no run.
         due_since: when the message could have run if its provider had been up, in seconds since
@@ -223,9 +225,9 @@ class Memory:
         self.due_since: OrderedDict[str, float] = OrderedDict()
 
     def settled(self, message_id: str, record: DeadLetterRecord | None) -> None:
-        """Note that a message is only deleted, or that it becomes a dead letter with a ``record``.
+        """Note how a message is settled: a dead letter with a record, or ``None`` for a delete.
 
-        The error's text and traceback may be long, so the memory does not keep them.
+        Do not keep the error's text and traceback, because they may be long.
         """
         if record is not None:
             record = replace(record, exception_message=None, traceback=None)
@@ -309,9 +311,9 @@ class SettlementTable:
     def hold(self, lease: Lease) -> None:
         """Hold a message that was received, and renew it until it is settled.
 
-        If this worker still needs an earlier lease on the message, the earlier lease goes on with
-        the newer receipt handle, and the new lease is not used. Else, if this worker remembers how
-        it has settled the message, it settles the message the same way immediately.
+        The worker may have received the message before. If it still needs the earlier lease, that
+        lease takes the newer receipt handle, and the new lease is not used. If it has settled the
+        message and remembers how, it settles it the same way immediately.
         """
         with self.lock:
             earlier = self._leases.get(lease.key)
@@ -338,7 +340,7 @@ class SettlementTable:
             lease.dead_letter(record)
 
     def _goes_on(self, earlier: Lease, newer: Lease) -> bool:
-        """Return whether the earlier lease stays in use now that its message is received again."""
+        """Return whether to keep the earlier lease on a message that is received again."""
         if earlier.state is State.HIDE:
             is_last = newer.delivery.is_last_before_sqs_moves_it
             return self.clock() < earlier.due_at and not is_last
@@ -394,14 +396,14 @@ class SettlementTable:
         return True
 
     def lose(self, lease: Lease) -> None:
-        """Stop the calls for a held message: another worker may have it. Notify its task."""
+        """Stop the calls for a held message that another worker may have, and notify its task."""
         with self.lock:
             if lease.state is State.HELD:
                 self._lose(lease, is_void=True)
         self._tell()
 
     def bring_forward(self, leases: Iterable[tuple[Lease, float]]) -> None:
-        """Plan the calls that let SQS show hidden messages earlier, each at the given time."""
+        """Plan the calls that let SQS show hidden messages earlier, each at its given time."""
         with self.lock:
             for lease, due_at in leases:
                 if lease.state is State.HIDDEN:
@@ -413,22 +415,22 @@ class SettlementTable:
                     self._plan(lease, self.clock())
 
     def room_to_bring_forward(self, most: int) -> int:
-        """Return how many more messages to bring forward, if ``most`` may be unconfirmed at a time.
+        """Return how many more messages to bring forward now.
 
-        While calls fail, only one may be unconfirmed, because a failed call may leave its messages
-        in doubt.
+        At most ``most`` of them may wait for SQS's response at a time. While calls fail, at most
+        one may, because a failed call may leave its messages in doubt.
         """
         with self.lock:
             lanes = [x for x in self._lanes.values() if x.operation is Operation.CHANGE_VISIBILITY]
-            # Only a successful call resets ``failures``, and a quiet queue may make none for long.
-            # So failures stop counting some time after the lane's pause.
+            # Only a successful call resets ``failures``, and a quiet queue may need no call for
+            # long. So old failures do not count here.
             since = self.clock() - _FAILING_SECONDS
             if any(x.failures and x.not_before > since for x in lanes):
                 most = min(most, 1)
             return max(0, most - self._unanswered)
 
     def queue_read(self, queue: Queue) -> None:
-        """Use a queue's newest attributes for its messages that were received earlier, too."""
+        """Use a queue's newest attributes also for its messages that were received earlier."""
         with self.lock:
             for lease in self._leases.values():
                 if lease.queue.url == queue.url:
@@ -452,8 +454,9 @@ class SettlementTable:
     def seconds_to_receive_for(self, queue: Queue) -> int:
         """Return the visibility timeout in seconds that a receive asks for.
 
-        Each receive asks for one, because the queue's own timeout may have been lowered since it
-        was read. With thousands of messages held, it is longer, so that renewals come in time.
+        Each receive call asks for one, because the queue's own timeout may have been lowered since
+        it was read. If the worker holds thousands of messages, it is longer, so that renewals come
+        in time.
         """
         with self.lock:
             lane = self._lanes[queue.url, Operation.CHANGE_VISIBILITY]
@@ -520,8 +523,8 @@ class SettlementTable:
     def _entries(self, lane: Lane, now: float) -> list[CallEntry]:
         """Take the entries of a lane's next call. All dead letters of a call go to one queue."""
         entries = list[CallEntry]()
-        # Of renewals and settlements, the more overdue kind goes first. The other kind fills the
-        # call. If there is still room, renewals that are almost due fill it.
+        # Take renewals or settlements first, whichever have been due for longer. Fill the call with
+        # the other kind, and then with renewals that are almost due.
         first, second = sorted((lane.renewals, lane.settling), key=Agenda.first_at)
         for agenda, share in ((first, 0.0), (second, 0.0), (lane.renewals, _RENEW_EARLY_SHARE)):
             early = share * entries[0].lease.queue.visibility_timeout_seconds if entries else 0.0
@@ -535,7 +538,10 @@ class SettlementTable:
         return entries
 
     def _entry(self, lease: Lease, lane: Lane, now: float) -> CallEntry | None:
-        """Return the entry of a lease for a call now. If it is too late, note the loss instead."""
+        """Return a lease's entry for a call now.
+
+        If the call would come too late, drop the settlement or note the loss, and return ``None``.
+        """
         if lane.operation is not Operation.CHANGE_VISIBILITY:
             return CallEntry(lease, lease.state, lease.handle)
         if lease.state in HIDING:
@@ -551,7 +557,7 @@ class SettlementTable:
         self._miss(lease)
         return None
 
-    # Answers
+    # Results of calls
 
     def enter(self, call: Call, results: Sequence[Failure | None]) -> None:
         """Enter the results of a call taken by ``next_call``, one per entry, in order."""
@@ -595,11 +601,12 @@ class SettlementTable:
         *,
         is_shared: bool,
     ) -> None:
-        """Enter the result of one entry into its lease, or into a newer lease on its message."""
+        """Enter the result of one entry into its lease, or into a newer lease on the message."""
         purpose, now = entry.purpose, self.clock()
         is_older = lease.handle != entry.handle and purpose is not State.DEAD_LETTER
         if lease is not entry.lease or is_older:
-            # The call may have changed the hold of the newer receive, so renew this hold now.
+            # The message was received again since. The call may have changed its new hold, so renew
+            # it now.
             lease.renew_at = now
             if lease is entry.lease or purpose not in _REMOVALS:
                 self._plan_again(lease, purpose, now)
@@ -614,7 +621,7 @@ class SettlementTable:
                 self._lose(lease, is_void=True)
             elif purpose is not State.HELD or lease.state is State.DEAD_LETTER:
                 self._drop_late(lease, purpose, failure)
-            # else it was a renewal, and the settlement of the message will show the loss
+            # else it was a renewal, and the call that settles the message will show the loss
         elif failure.kind is Kind.BAD_ENTRY and lease.record and purpose is State.DEAD_LETTER:
             lease.record = None  # SQS has refused the record: the dead letter goes without it
             self._plan_again(lease, purpose, now)
@@ -622,7 +629,7 @@ class SettlementTable:
             self._postpone(lease, purpose, failure, now)
 
     def _confirm(self, lease: Lease, entry: CallEntry, asked_at: float, now: float) -> None:
-        """Enter the success of one entry."""
+        """Carry on with a lease after its entry has succeeded."""
         if entry.purpose is State.HELD:
             if asked_at >= lease.visible_at:
                 self._miss(lease)
@@ -638,10 +645,9 @@ class SettlementTable:
             self._forget(lease)
 
     def _keep(self, entry: CallEntry, recall: Recall, asked_at: float, now: float) -> bool:
-        """Keep a hidden message if it may be brought forward. Return whether it is kept.
+        """Keep a hidden message that may be brought forward. Return whether the table keeps it.
 
-        If our hold may have ended before SQS answered, another worker may have the message. Then
-        it is not kept.
+        Do not keep it if another worker may have it, because its hold may have ended in between.
         """
         lease = entry.lease
         if entry.purpose is not State.HIDE or lease.in_doubt or lease.may_be_visible(now):
@@ -686,15 +692,17 @@ class SettlementTable:
     def _pause(self, tries: int, failure: Failure, lease: Lease, purpose: State) -> float:
         """Return the seconds before another try.
 
-        The pause is at most a tenth of the visibility timeout (or 1 second, if that is more) after
-        a transient failure, and after each of the first three refusals, except those of a delete.
-        Other messages wait in the same lane, and SQS must not show them before their calls.
+        A pause is at most a tenth of the visibility timeout, or 1 second if that is more. Else SQS
+        could show other messages of the same lane before their calls. A pause may be
+        longer for a dead letter, for a delete that SQS refuses, and after the third refusal of
+        another call.
         """
         if purpose is State.DEAD_LETTER:
             return _AFTER_UNSENT.delay(tries, self._rng)
         policy = _AFTER_TRANSIENT if failure.is_transient else _AFTER_REFUSAL
         pause = policy.delay(tries, self._rng)
-        # The first refusals may be a mistake, and renewals wait in the lane of a refused change.
+        # The first refusals may be a mistake. Renewals wait in the same lane as a refused change of
+        # visibility.
         is_soon = failure.is_transient or (purpose is not State.DELETE and tries <= 3)
         most = max(1.0, lease.queue.visibility_timeout_seconds / 10)
         return min(pause, most) if is_soon else pause
@@ -730,7 +738,7 @@ class SettlementTable:
     def _miss(self, lease: Lease) -> None:
         """Note that a lease was not renewed in time, so another worker may have its message.
 
-        If the message is held and its loss is not noted yet, also note the loss.
+        If the message is held, also note its loss, but only once.
         """
         if lease.state is State.HELD and not lease.may_be_lost:
             self._lose(lease, is_void=False)
@@ -740,10 +748,10 @@ class SettlementTable:
         """Note the loss of a held message.
 
         If its task runs and its receipt handle may still work, it stays ``HELD``, and renewals go
-        on. If its task does not run, the table forgets it.
+        on. Else it is ``LOST``. If its task does not run, the table also forgets it.
 
         Arguments:
-            is_void: its receipt handle does not work any longer.
+            is_void: whether its receipt handle has stopped working.
         """
         lease.may_be_lost, runs = True, lease.handed_to_pool()
         if is_void or not runs:
@@ -771,9 +779,11 @@ class SettlementTable:
     def _plan(self, lease: Lease, at: float) -> None:
         """Plan the next steps for the visibility of a lease, in place of the earlier plans.
 
-        In a state of ``HIDING``, the next step is its settlement, at the time ``at``. Else it is
-        the next renewal, but not for a hidden or lost message. For a held or hidden message, also
-        plan the end of its hold.
+        - In a state of ``HIDING``: its settlement, at the time ``at``.
+        - ``HELD``: its next renewal, and the end of its hold.
+        - ``DELETE`` or ``DEAD_LETTER``: its next renewal.
+        - ``HIDDEN``: the end of its hold.
+        - ``LOST``: nothing.
         """
         lane = self._lanes[lease.queue.url, Operation.CHANGE_VISIBILITY]
         for agenda in (lane.settling, lane.renewals, self._holds):
@@ -793,17 +803,17 @@ class SettlementTable:
         self._wake(lane)
 
     def _plan_again(self, lease: Lease, purpose: State, at: float) -> None:
-        """Plan another call with the purpose of a failed entry."""
+        """Plan another try for an entry that has failed. ``purpose``: that of the entry."""
         if purpose in _REMOVALS:
             self._plan_removal(lease, at)
         else:
             self._plan(lease, at)
 
     def _wake(self, lane: Lane) -> None:
-        """Note when a call of a lane may be due.
+        """Compute when the next call of a lane may be due.
 
-        A renewal does not wait for others. If fewer than ten settlements are there, the first one
-        waits ``linger_seconds`` for more. This holds after a failure, too.
+        A renewal does not wait for others. If there are fewer than ten settlements, the first one
+        waits ``linger_seconds`` for more, even after a failure.
         """
         lane.look_at = math.inf
         if lane.under_way < lane.capacity:

@@ -1,4 +1,4 @@
-"""The Celery bootstep that adds our parts to a worker. Binding a task of ours installs it."""
+"""The Celery bootstep that adds our parts to a worker, if its app has a task of ours."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         return bool(c.conninfo.transport.driver_type == "sqs")
 
     def create(self, c: Any) -> None:
-        """Make the parts before any start(), because Tasks.start() reads each task's strategy."""
+        """Create our parts. Celery calls this before ``Tasks.start()``, which needs them."""
         self._keeper = Keeper()
         self._receiver = c.sqs_receiver = Receiver(c, self._keeper)
         consume.install(c, self._receiver)
@@ -88,7 +88,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
     terminate = stop
 
     def shutdown(self, c: Any) -> None:
-        """Settle the rest and stop all threads. Celery calls this after the pool has stopped."""
+        """Settle all messages and stop all threads. Celery calls this when the pool has stopped."""
         atexit.unregister(self.shutdown)
         self._receiver.gates.pacer.stop()
         for request in active_requests():

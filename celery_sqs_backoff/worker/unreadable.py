@@ -1,7 +1,6 @@
-"""Hides messages that this worker cannot turn into a task, so that it never deletes them.
+"""Hides messages that this worker cannot turn into a task, instead of deleting them.
 
-During a deploy a worker of the old release does not know the new tasks, so the message waits for
-another worker.
+Another worker may know the task. During a deploy, workers of the old release do not know new tasks.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ _FIFO_CAP_SECONDS = 60.0
 def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) -> None:
     """Hide a message for a while. At its last receive it becomes a dead letter.
 
-    It also becomes a dead letter shortly before the queue's retention period would delete it. On a
-    queue without a dead-letter queue it is always hidden. It is logged when it becomes a dead
-    letter, and at its 1st, 2nd, 4th, 8th ... receive, so that a sender cannot fill the log.
+    It also becomes a dead letter shortly before its retention period ends. If the queue has no
+    dead-letter queue, the message is always hidden. It is logged when it becomes a dead letter, and
+    at its 1st, 2nd, 4th, 8th receive and so on, so that a sender cannot fill the log.
 
     Arguments:
         headers: the message's headers, if they are known.

@@ -18,12 +18,12 @@ from ..threads import start_daemon
 
 
 def wake_event_loop(hub: Any) -> Callable[[], None]:
-    """Let ``hub.call_soon`` interrupt the event loop while it waits for events.
+    """Let ``hub.call_soon`` wake the event loop while it waits for events.
 
-    Without this, a callback waits until something else happens. kombu 5.5 and 5.6 never wake the
-    loop. kombu 5.7 does not wake it for a ``call_soon`` in a callback or a timer of the loop,
-    because ``Hub.create_loop`` looks for new callbacks before it calls callbacks and timers. Call
-    this again after the loop was reset.
+    Without this, a callback waits until another event wakes the loop. kombu 5.5 and 5.6 never wake
+    the loop for a callback. kombu 5.7 does not wake it for a ``call_soon`` in a callback or a timer
+    of the loop, because ``Hub.create_loop`` looks for new callbacks before it calls callbacks and
+    timers. Call this again after the loop was reset.
 
     Returns:
         A function that wakes the loop and takes no lock, so signal handlers may call it. They must
@@ -35,7 +35,7 @@ def wake_event_loop(hub: Any) -> Callable[[], None]:
     call_soon = type(hub).call_soon
 
     def wake() -> None:
-        with suppress(OSError):  # full, so the loop wakes up anyway, or the loop has ended
+        with suppress(OSError):  # the socket is full, so the loop wakes up anyway, or it is closed
             thread_end.send(b"x")
 
     def call_soon_and_wake(*args: Any) -> Any:
@@ -144,7 +144,7 @@ def pool_size(pool: Any) -> int:
 
 
 def remember_running_tasks(consumer: Any) -> None:
-    """Keep prefork from forgetting its running tasks at a lost connection or a stop.
+    """Let prefork remember its running tasks at a lost connection or a stop.
 
     ``AsynPool.flush`` drops jobs from the pool's cache, so Celery never sees their results. In all
     versions it drops tasks that were sent to a process but not accepted yet. These tasks run
@@ -191,16 +191,16 @@ def start_nothing_given_back(
                 return
         except Exception as exc:  # noqa: BLE001
             refuse(request, exc)
-        controller._quick_release()  # no task has begun that would release the place at its end
+        controller._quick_release()  # release the pool's place here, because no task does it
 
     controller._process_task = process_if_ours
 
 
 def give_back_before_soft_shutdown(consumer: Any, give_back: Callable[[], object]) -> None:
-    """At the start of a soft shutdown, not at its end, give back the tasks that have not begun.
+    """Call ``give_back`` when a soft shutdown begins, not when it ends.
 
-    Celery 5.5 and later sleep for ``worker_soft_shutdown_timeout`` in the signal handler, before
-    any step of the worker stops.
+    It gives back the messages of tasks that have not begun. Celery 5.5 and later first sleep for
+    ``worker_soft_shutdown_timeout`` in the signal handler, and stop the worker's steps after that.
     """
     controller = consumer.controller
     wait = controller.wait_for_soft_shutdown
