@@ -1,4 +1,4 @@
-"""A FIFO queue whose provider is down: the groups are brought forward, and keep their order."""
+"""On a FIFO queue, hidden messages come back early after an outage, and groups keep their order."""
 
 from __future__ import annotations
 
@@ -35,13 +35,11 @@ def send(self: Any, group: str, number: int, flag: str) -> None:
         raise Down
 
 
-@app.task(name="fifo.other", base=SQSBackoffTask)
-def other() -> None:
-    """Makes the queue one of several tasks: while the provider is down all is received."""
-
-
 def test_groups_come_forward_in_order(make_stage, tmp_path):
-    """The first message of each group is hidden for five minutes and more."""
+    """After an outage the worker brings hidden messages forward, and each group keeps its order.
+
+    During the outage, the first message of each group is hidden for at least five minutes.
+    """
     stage = make_stage(queues={"test": {"fifo": True, "max_receive_count": 100}})
     flag = tmp_path / "down"
     flag.touch()

@@ -1,4 +1,4 @@
-"""A worker that stops while the provider is down leaves its hidden messages to the next one."""
+"""A worker that stops while the provider is down hands its hidden messages over to the next one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ app = app_of_this_module()
 
 MAILS = 50
 
-#: Seconds for which each message is hidden at least.
+#: Each message is hidden for longer than this many seconds.
 LONG = 800
 
 
@@ -39,15 +39,11 @@ def send(self: Any, number: int, flag: str) -> None:
         raise Down
 
 
-@app.task(name="handover.other", base=SQSBackoffTask)
-def other() -> None:
-    """Makes the queue one of several tasks: while the provider is down all is received."""
-
-
 def test_deploy_during_outage(make_stage, tmp_path):
-    """After a deploy during an outage, messages do not keep their long holds.
+    """A deploy during an outage does not delay messages.
 
-    All are hidden for 15 minutes and more, and the next worker sends them within seconds.
+    All messages are hidden for about 15 minutes or more. The worker that stops makes them visible,
+    and the next worker sends them within seconds.
     """
     stage = make_stage()
     flag = tmp_path / "down"
@@ -59,7 +55,7 @@ def test_deploy_during_outage(make_stage, tmp_path):
     handed_over = re.search(r"provider_handed_over: (\d+) of (\d+)", first.log())
     assert handed_over is not None
     confirmed, hidden = map(int, handed_over.groups())
-    assert confirmed == hidden >= MAILS - 1, "one may have been brought forward to probe with"
+    assert confirmed == hidden >= MAILS - 1, "the worker may have taken one message as a probe"
     flag.unlink()
     with stage.worker(concurrency=2):
         stage.wait_until_settled(timeout=40)
