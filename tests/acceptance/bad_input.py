@@ -1,18 +1,18 @@
-"""Messages that are no task of the worker's, or that somebody has made to harm it."""
+"""Messages that a worker cannot run as a task, sent by mistake or to harm the worker."""
 
 from __future__ import annotations
 
 import base64
 import json
 
-#: The task that the headers name; a test module defines it.
+#: The task that the headers name. The test module that sends these messages defines it.
 TASK_NAME = "succeeds"
 
 SECRET = "attack at dawn"
 
 
 def envelope(headers: dict[str, object], body: str, content_type: str = "application/json") -> str:
-    """Make a message as kombu does, with these headers and this body."""
+    """Return the text of an SQS message as kombu writes it, with these headers and this body."""
     return json.dumps(
         {
             "body": base64.b64encode(body.encode()).decode(),
@@ -31,7 +31,7 @@ def envelope(headers: dict[str, object], body: str, content_type: str = "applica
 _TASK: dict[str, object] = {"lang": "py", "task": TASK_NAME, "id": "i"}
 _NO_ARGS = "[[], {}, null]"
 
-#: What a person may send by mistake.
+#: Messages that a person may send by mistake.
 BAD = {
     "not-base64-not-json": SECRET,
     "json-but-no-envelope": json.dumps({"note": SECRET}),
@@ -54,10 +54,11 @@ _HALF_A_TASK: dict[str, dict[str, object]] = {
     "compression-is-a-list": _TASK | {"compression": [1]},
 }
 _WHOLE = json.loads(envelope(_TASK, _NO_ARGS))
-#: The fields of protocol 1 are those of the headers, but in the body.
+#: Version 1 of Celery's message protocol has these fields in the body. Version 2 has them in the
+#: headers.
 _PROTOCOL_1 = {"task": TASK_NAME, "id": "i", "args": [], "kwargs": {}}
 
-#: What raises in Celery or kombu where an exception ends the worker.
+#: Messages on which Celery or kombu raises an exception that would end a stock worker.
 POISON = [
     *(envelope(headers, _NO_ARGS) for headers in _HALF_A_TASK.values()),
     *(

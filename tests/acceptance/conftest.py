@@ -1,4 +1,4 @@
-"""Fixtures of the tests with real workers."""
+"""Fixtures for tests that start real workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.acceptance)
             if "make_scene" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.timeout(300))  # the first plays the whole scene
+                # The first test of the module starts the workers and waits for all their tasks.
+                item.add_marker(pytest.mark.timeout(300))
 
 
 @pytest.fixture
@@ -33,7 +34,10 @@ def make_stage(
     proxy: FaultProxy,
     tmp_path: Path,
 ) -> Iterator[Callable[..., Stage]]:
-    """Make the stage of a test, its workers behind the fault proxy; options of ``stage``."""
+    """Yield a function that makes queues, and can start workers on them, for one test.
+
+    It takes the options of ``stage``. The workers call SQS through the fault proxy.
+    """
     with ExitStack() as stack:
 
         def make(**options: Any) -> Stage:
@@ -58,7 +62,10 @@ def make_scene(
     sqs_endpoint: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[..., Stage]]:
-    """Make a stage that all tests of a module look at, its workers behind their own fault proxy."""
+    """Yield a function like that of ``make_stage``, for all tests of a module together.
+
+    Its workers call SQS through a fault proxy of their own.
+    """
     with ExitStack() as stack:
 
         def make(**options: Any) -> Stage:

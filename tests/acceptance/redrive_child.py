@@ -1,4 +1,7 @@
-"""A redrive in a process of its own, to be killed: ``python -m tests.acceptance.redrive_child``."""
+"""Run a redrive in a process of its own, so that a test can kill it.
+
+The test starts it with ``python -m tests.acceptance.redrive_child``.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,15 @@ from celery_sqs_backoff.redrive import redrive, run
 from celery_sqs_backoff.redrive.events import as_dict
 from tests.support.differences import RACES_WITH_ITSELF, differs
 
-#: Messages that a killed run had received are back after so long, instead of half a minute.
+#: A redrive hides the messages that it receives for this time. The default is 30 seconds. The next
+#: run can receive the messages of a killed run only when this time is over.
 HOLD_SECONDS = 4
 
 THREADS = 1 if differs(RACES_WITH_ITSELF) else 4
 
 
 def main(settings: str, source: str, journal: str, output: str) -> None:
-    """Redrive, noting each event in a file."""
+    """Redrive a queue, and write each event to a file."""
     run.MAX_THREADS, run.HOLD_SECONDS = THREADS, HOLD_SECONDS
     app = Celery("child", set_as_current=False)
     app.conf.update(json.loads(settings))
@@ -29,9 +33,7 @@ def main(settings: str, source: str, journal: str, output: str) -> None:
             journal=journal,
             max_replays=1_000,
             include_unknown=True,
-            on_event=lambda event: print(  # to the file
-                json.dumps(as_dict(event), default=str), file=events
-            ),
+            on_event=lambda event: print(json.dumps(as_dict(event), default=str), file=events),
         )
 
 

@@ -1,7 +1,7 @@
-"""One queue or more, real workers on them, and what a test wants to know of both afterwards.
+"""Make queues, run real workers on them, and read afterwards what happened to the messages.
 
-A test module in this folder is also the Celery app of its workers (``celery -A`` imports it): the
-tasks stand beside the tests. What differs from run to run comes through the environment.
+A test module in this folder is also the Celery app of its workers (``celery -A`` imports it), so
+the tasks stand beside the tests. A test passes settings to its workers through the environment.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
     from tests.support.fault_proxy import Fault, FaultProxy
 
-#: The message attribute in which a dead letter says why it is there; see docs/dead-letters.md.
+#: The message attribute that says why the worker gave a message up. See docs/dead-letters.md.
 ATTRIBUTE_NAME = "celery-sqs-backoff"
 
-#: Options of a worker whose end does not matter.
+#: Options of a worker that need not stop in order: at the end of the block it is killed.
 KILLED: Mapping[str, Any] = {"stop_timeout": 0}
 
-#: A result backend that worker and test both see.
+#: The result backend. The workers write results to it, and the test reads them.
 REDIS = redis_url()
 
-#: The calls whose requests the proxy keeps for the test.
+#: The SQS calls whose requests the fault proxy records for the test.
 RECORDED = (
     "ChangeMessageVisibility",
     "ChangeMessageVisibilityBatch",
@@ -55,14 +55,22 @@ _SETTINGS_VARIABLE = "TEST_APP_SETTINGS"
 
 
 class _AppWithTasksOfItsOwn(Celery):  # type: ignore[misc]
-    """Celery defines the tasks of an app on all later apps too: those of other test modules."""
+    """An app that keeps its tasks to itself.
+
+    By default, Celery also registers the tasks of one app on all apps that are made later. Here
+    these are the apps of other test modules.
+    """
 
     def task(self, *args: Any, **options: Any) -> Any:
         return super().task(*args, **({"shared": False} | options))
 
 
 def app_of_this_module() -> Celery:
-    """In a worker: an app on the stage that has started it. In the test: one to define tasks on."""
+    """Make the Celery app of a test module.
+
+    In a worker process, it gets its settings from the environment that the test has set. In the
+    test's own process it has no settings, and serves only to define the tasks.
+    """
     app = _AppWithTasksOfItsOwn("acceptance", set_as_current=False)
     app.conf.update(json.loads(os.environ.get(_SETTINGS_VARIABLE, "{}")))
     return app
@@ -70,7 +78,10 @@ def app_of_this_module() -> Celery:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message of a dead-letter queue; ``record`` is what we have written on it."""
+    """A message on a dead-letter queue.
+
+    ``record`` is the worker's note of why it gave the message up, or None if there is no note.
+    """
 
     message_id: str
     body: str
@@ -78,7 +89,7 @@ class DeadLetter:
 
 
 class Stage:
-    """Queues with an app that sends to them from here, and workers that consume them."""
+    """Queues, an app with which the test sends tasks to them, and workers that consume them."""
 
     def __init__(
         self,
@@ -98,17 +109,18 @@ class Stage:
         self.record = record
         self._module = module
         self.worker_settings = _settings(proxy.endpoint if proxy else endpoint, self.queues, conf)
-        # Not through the proxy: what is counted there is the worker's alone.
+        # The test itself does not use the proxy, so the proxy counts only the workers' calls.
         self.app = Celery("acceptance", set_as_current=False)
         self.app.conf.update(_settings(endpoint, self.queues, conf))
 
-    # Doing
+    # Start workers, and send messages
 
     @contextmanager
     def worker(self, *, conf: Mapping[str, Any] | None = None, **options: Any) -> Iterator[Worker]:
-        """A worker on all queues; its log is printed when the block fails.
+        """Run a worker on all queues. If the ``with`` block fails, print the worker's log.
 
-        ``conf`` is the worker's alone; ``options`` are those of ``tests.support.workers.worker``.
+        ``conf`` has settings for this worker only. ``options`` are those of
+        ``tests.support.workers.worker``.
         """
         settings = self.worker_settings | dict(conf or {})
         env = self.record.env | {_SETTINGS_VARIABLE: json.dumps(settings)}
@@ -124,7 +136,7 @@ class Stage:
 
     @contextmanager
     def workers(self, **options: Mapping[str, Any]) -> Iterator[dict[str, Worker]]:
-        """Run several workers, which start and stop at the same time. Each has its own options."""
+        """Run several workers that start and stop at the same time, each with its own options."""
         with ExitStack() as stack, ThreadPoolExecutor(len(options)) as threads:
             starting = {
                 name: threads.submit(stack.enter_context, self.worker(**own))
@@ -141,14 +153,14 @@ class Stage:
     def send(
         self, task: str, *args: Any, queue: LocalQueue | str | None = None, **options: Any
     ) -> Any:
-        """Send a task, by name, with positional arguments; ``options`` as for ``send_task``."""
+        """Send a task by name with positional arguments. ``options`` are those of ``send_task``."""
         result: AsyncResult[Any] = self.app.send_task(
             task, args, queue=self._queue(queue).name, **options
         )
         return result
 
     def send_bodies(self, *bodies: str, queue: LocalQueue | str | None = None) -> list[str]:
-        """Send messages that Celery has not made, and return their IDs."""
+        """Send messages with these texts as bodies, and return the message IDs."""
         found: list[str] = []
         for first in range(0, len(bodies), 10):
             sent = self.sqs.send_message_batch(
@@ -163,19 +175,19 @@ class Stage:
         return found
 
     def fail(self, queue: LocalQueue | str, *faults: Fault) -> None:
-        """Let the worker's calls about one queue fail, until :meth:`heal`."""
+        """Make the workers' calls about one queue fail with these faults, until :meth:`heal`."""
         assert self.proxy is not None
         self.proxy.inject(*(replace(fault, queue=self._queue(queue).url) for fault in faults))
 
     def heal(self, queue: LocalQueue | str) -> None:
-        """Let the worker's calls about a queue pass again."""
+        """Let the workers' calls about a queue pass again."""
         assert self.proxy is not None
         self.proxy.heal(self._queue(queue).url)
 
-    # Looking
+    # Read what happened
 
     def __getitem__(self, stem: str) -> LocalQueue:
-        """Return the queue that ``stage(queues=...)`` calls so."""
+        """Return the queue that has this name in ``stage(queues=...)``."""
         return self._named[stem]
 
     def _queue(self, which: LocalQueue | str | None) -> LocalQueue:
@@ -184,13 +196,13 @@ class Stage:
         return self[which] if isinstance(which, str) else which
 
     def runs(self, task: str) -> list[dict[str, Any]]:
-        """What :func:`tests.support.record.note` was given by a task, oldest first."""
+        """Return what a task has noted with :func:`tests.support.record.note`, oldest first."""
         return self.record.entries(task=task)
 
     def asked(self, action: str, queue: LocalQueue | str | None = None) -> list[dict[str, Any]]:
-        """Return the entries of all batch calls of an action, or of those about one queue.
+        """Return the entries of the workers' batch calls, about all queues or about one.
 
-        Of an action without entries these are the requests themselves.
+        ``action`` is the name of the SQS call. If it is no batch call, return the requests.
         """
         assert self.proxy is not None
         found: list[dict[str, Any]] = []
@@ -201,12 +213,15 @@ class Stage:
         return found
 
     def delays_asked(self, queue: LocalQueue | str | None = None) -> list[int]:
-        """All visibility timeouts that the worker has asked for, in order; 0 = given back."""
+        """Return the visibility timeouts that the workers have set, oldest first.
+
+        A timeout of 0 gives a message back to the queue.
+        """
         entries = self.asked("ChangeMessageVisibilityBatch", queue)
         return [entry["VisibilityTimeout"] for entry in entries]
 
     def messages(self, queue: LocalQueue | str | None = None) -> tuple[int, int]:
-        """How many messages of a queue are visible, and how many are hidden."""
+        """Return how many messages of a queue are visible, and how many are hidden."""
         answer = self.sqs.get_queue_attributes(
             QueueUrl=self._queue(queue).url, AttributeNames=["All"]
         )
@@ -217,10 +232,11 @@ class Stage:
         )
 
     def wait_until_settled(self, *queues: LocalQueue | str, timeout: float = 90.0) -> None:
-        """Until these queues, or all, are empty: messages are deleted, or dead letters.
+        """Wait until these queues are empty, or all queues if none is given.
 
-        Seen three times, for the numbers are approximate: a message that has just become visible
-        may be missing from both.
+        Each message is then deleted or on a dead-letter queue. The queues must look empty three
+        times, because SQS counts only approximately: a message that has just become visible may
+        be counted neither as visible nor as hidden.
         """
         wanted = queues or self.queues
         eventually(
@@ -230,7 +246,7 @@ class Stage:
         )
 
     def dead_letters(self, queue: LocalQueue | str | None = None) -> list[DeadLetter]:
-        """All messages of the queue's dead-letter queue; they stay there, hidden."""
+        """Return all messages of the queue's dead-letter queue. They stay there, but hidden."""
         dlq = self._queue(queue).dlq
         assert dlq is not None
         found: list[DeadLetter] = []
@@ -260,7 +276,11 @@ def stage(
     queues: Mapping[str, Mapping[str, Any]] | None = None,
     conf: Mapping[str, Any] | None = None,
 ) -> Iterator[Stage]:
-    """Make queues (name stem to options of ``create_local_queue``), delete them afterwards."""
+    """Make queues, yield a stage that has them, and delete them afterwards.
+
+    ``queues`` maps the beginning of each queue's name to options of ``create_local_queue``.
+    ``conf`` has settings for the app of the test and of all workers.
+    """
     made = {
         stem: create_queue(sqs, stem, **options)
         for stem, options in (queues or {"test": {}}).items()
@@ -288,7 +308,7 @@ def _settings(
     endpoint: str, queues: tuple[LocalQueue, ...], conf: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     settings = local_sqs_settings(endpoint, *queues)
-    # Users poll long; and it makes the calls few enough to count.
+    # Users have long polls. They also keep the calls few enough for tests to count.
     settings["broker_transport_options"] |= {"wait_time_seconds": 2, "polling_interval": 1}
     del settings["worker_hijack_root_logger"], settings["worker_redirect_stdouts"]
     settings["result_backend"] = None

@@ -1,4 +1,4 @@
-"""The simulator against real workers: scenes that are played by two workers and in virtual time."""
+"""The simulator predicts how real workers behave in an outage of a mail server."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ OUTAGE_SECONDS = 30
 WORKERS = 2
 SEEDS = 20
 
-#: A real figure may lie outside of what the seeds give by this share.
+#: By this share, a figure of the real workers may lie outside the range of the simulated figures.
 TOLERANCE = 0.2
 
 
 class MailServer:
-    """An HTTP server that is down at first, and later takes so many calls a second.
+    """An HTTP server that is down until ``recover`` gives it a capacity, in calls per second.
 
-    As in the simulator, calls beyond that are refused, after at most a second's worth at once.
+    It answers 503 while it is down, and 429 to calls above its capacity. As in the simulator, it
+    takes at most one second's worth of calls at once.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class MailServer:
         take = self._take
 
         class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:  # the base's name
+            def do_POST(self) -> None:  # the base class calls it by this name
                 number = int(self.rfile.read(int(self.headers["Content-Length"])))
                 self.send_response(take(number))
                 self.send_header("Content-Length", "0")
@@ -100,7 +101,7 @@ def send(number: int, url: str, call_seconds: float) -> None:
 
 @dataclass(frozen=True)
 class Scene:
-    """An outage; the workers' processes can make more calls than the provider takes."""
+    """An outage of a provider. The workers can make more calls per second than it takes."""
 
     mails_per_second: int
     capacity: int
@@ -108,7 +109,11 @@ class Scene:
     processes: int
 
     def simulate(self, seed: int) -> tuple[int, float]:
-        """Return how many calls are made while the provider is down, and the seconds to drain."""
+        """Simulate the outage, and return two figures.
+
+        These are the number of calls while the provider is down, and the seconds from its return
+        until all mails are sent.
+        """
         options = {
             "task": send.name,
             "outage": f"{OUTAGE_SECONDS}s",
@@ -126,7 +131,7 @@ class Scene:
         return found["wasted"], found["drain"]
 
     def play(self, stage: Stage) -> tuple[int, float]:
-        """Return the same of real workers."""
+        """Let real workers meet the outage, and return the same two figures."""
         mails = self.mails_per_second * OUTAGE_SECONDS
         options = {"concurrency": self.processes, **KILLED}
         workers = {f"worker-{number}": options for number in range(WORKERS)}
@@ -154,7 +159,10 @@ class Scene:
     ],
 )
 def test_simulator(make_stage, scene):
-    """Calls while the provider is down, and the time to drain, are within 20 % of the seeds'."""
+    """Two figures of real workers are at most 20 % outside the range of 20 simulated outages.
+
+    The figures are the calls while the provider is down, and the time to send all mails afterwards.
+    """
     draws = [scene.simulate(seed) for seed in range(SEEDS)]
     real = scene.play(make_stage())
     columns = zip(("calls", "drain"), real, zip(*draws, strict=True), strict=True)

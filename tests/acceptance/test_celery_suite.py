@@ -12,11 +12,11 @@ PATHS = ("t/unit/tasks/test_trace.py", "t/unit/worker/test_request.py")
 
 @pytest.mark.timeout(300)
 def test_celery_suite():
-    """Each of Celery's tests of traces and requests that passes on stock passes with our class."""
+    """Celery's tests of traces and requests that pass with stock tasks pass with our task class."""
     try:
         installed().source("celery")
     except subprocess.CalledProcessError:
-        pytest.skip("the package index cannot be reached: no tests of Celery's")
+        pytest.skip("cannot reach the package index, from which Celery's tests come")
     done = subprocess.run(
         [sys.executable, "-m", "tests.celery_suite", "--here", "--part", "unit", "--paths", *PATHS],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""A run that takes its process along: the message backs off, and after some crashes is given up."""
+"""Tasks whose process dies. The worker retries the message, and gives it up after some crashes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ app = app_of_this_module()
 
 CRASH_BUDGET = 2
 
-#: What it does to its process, and how the dead-letter record calls that.
+#: By name: how the task ends its process, and the reason that the dead letter then has.
 CRASHES = {
-    "killed": (lambda: os.kill(os.getpid(), signal.SIGKILL), "worker lost"),  # as the OOM killer
+    # The kernel kills a process like this when memory runs out.
+    "killed": (lambda: os.kill(os.getpid(), signal.SIGKILL), "worker lost"),
     "exits": (lambda: os._exit(1), "worker lost"),
     "segfaults": (lambda: ctypes.string_at(0), "worker lost"),
     "hangs": (lambda: time.sleep(60), "hard time limit"),
@@ -42,8 +43,9 @@ CRASHES = {
 )
 def crash(self: Any, how: str, times: int) -> str:
     note(task="crashes.crash", how=how, id=self.request.id, times=times)
-    # A job whose process dies before the pool has noticed that it was begun is begun again by the
-    # pool (celery/concurrency/asynpool.py, on_partial_read): one lease, one attempt, two runs.
+    # If a process dies before the pool knows that the task has begun, the pool begins the task
+    # again in another process (celery/concurrency/asynpool.py, on_partial_read). The test would
+    # then see two runs for one attempt.
     time.sleep(0.5)
     if self.request.retries < times:
         CRASHES[how][0]()
@@ -66,13 +68,14 @@ def note_retry(request: Any, **_: Any) -> None:
 
 
 class Wreckage:
-    """What one worker has left of tasks that crash too often, once, and inside a chord."""
+    """Run tasks that crash too often, crash once, or crash in a chord, and keep their results."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         main = stage.queues[0].name
         with stage.worker(concurrency=5, **KILLED):
-            # The limit is for one only: a process that is found dead late would exceed its own.
+            # Only the task that hangs has a time limit. With one, the others could reach it first
+            # if the pool notices the death of their process late.
             self.hopeless = {
                 how: stage.send("crashes.crash", how, 99, time_limit=2 if how == "hangs" else None)
                 for how in CRASHES
@@ -101,7 +104,7 @@ def wreckage(make_scene):
 @pytest.mark.hazard("H4")
 @pytest.mark.parametrize("how", CRASHES)
 def test_crash_budget(wreckage, how):
-    """A message that crashes too often is a dead letter with the reason."""
+    """A message whose task crashes too often becomes a dead letter with the reason."""
     result = wreckage.hopeless[how]
     record = wreckage.letters[result.id]
     assert (record["reason"], record["attempts"]) == (CRASHES[how][1], CRASH_BUDGET)
@@ -112,13 +115,16 @@ def test_crash_budget(wreckage, how):
 
 @pytest.mark.parametrize("how", CRASHES)
 def test_delay(wreckage, how):
-    """A message does not come back at once after a crash."""
+    """After a crash, the message stays hidden for a delay."""
     first, second = wreckage.runs_of(wreckage.hopeless[how].id)
     assert second["at"] - first["at"] >= 2
 
 
 def test_no_loop(wreckage):
-    """No message is given back without a delay, as ``task_reject_on_worker_lost`` does."""
+    """The worker gives no message back without a delay.
+
+    Celery's ``task_reject_on_worker_lost`` does, so the task could crash again and again.
+    """
     assert wreckage.asked_to_hide
     assert 0 not in wreckage.asked_to_hide
 
@@ -126,7 +132,7 @@ def test_no_loop(wreckage):
 @pytest.mark.hazard("H9")
 @pytest.mark.parametrize("how", CRASHES)
 def test_announcement(wreckage, how):
-    """The main process announces a retry after a crash, since no other process can."""
+    """After a crash, the worker's main process sends ``task_retry``: the other process is dead."""
     result = wreckage.hopeless[how]
     announced = wreckage.stage.record.entries(signal="task_retry", id=result.id)
     assert len(announced) == CRASH_BUDGET - 1
@@ -134,7 +140,7 @@ def test_announcement(wreckage, how):
 
 @pytest.mark.hazard("H19")
 def test_fewer_crashes(wreckage):
-    """A message that crashes less often than its budget succeeds."""
+    """A task that crashes less often than ``crash_budget`` allows runs again and succeeds."""
     assert wreckage.once.get(timeout=5) == "alive"
     assert len(wreckage.runs_of(wreckage.once.id)) == 2
     assert wreckage.once.id not in wreckage.letters
@@ -142,7 +148,7 @@ def test_fewer_crashes(wreckage):
 
 @pytest.mark.hazard("H25")
 def test_chord_of_crashes(wreckage):
-    """A chord ends when a part of it crashes too often."""
+    """A chord fails, and does not wait for ever, when one of its tasks crashes too often."""
     assert wreckage.chord.state == "FAILURE"
     [letter] = [r for task_id, r in wreckage.letters.items() if not_sent_alone(wreckage, task_id)]
     assert letter["reason"] == "worker lost"

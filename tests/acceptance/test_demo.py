@@ -1,7 +1,7 @@
-"""What a newcomer runs first: the demo keeps its promises, and its mail provider can be trusted.
+"""``make demo`` and its fake mail provider work as the docs say.
 
-Nothing of the example project is imported: a Django project with a Celery app, it would make
-itself the current one for all other tests.
+The tests do not import the example project, because its Celery app would become the current app
+for all other tests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEMO = ("-m", "example_project.demo")
 
 
 class Family:
-    """A program and all that it starts, recognised by a mark in their environment."""
+    """A program and all processes that it starts. A variable in their environment marks them."""
 
     def __init__(self) -> None:
         self._mark = f"DEMO_TEST={uuid4().hex}"
@@ -41,7 +41,7 @@ class Family:
         return subprocess.Popen(
             [sys.executable, *arguments],
             cwd=ROOT,
-            # Without Python's own warnings, of Celery, that development mode shows.
+            # In development mode, Python would print warnings about Celery's own code.
             env={**os.environ, name: value, "PYTHONDEVMODE": ""},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -49,13 +49,13 @@ class Family:
         )
 
     def alive(self) -> list[str]:
-        """Command lines of the members that live. Empty where there is no /proc."""
+        """Return the command lines of the processes that still run; none if there is no /proc."""
         found = []
         for directory in Path("/proc").glob("[0-9]*"):
             try:
                 if self._mark.encode() in (directory / "environ").read_bytes().split(b"\0"):
                     found.append((directory / "cmdline").read_text().replace("\0", " "))
-            except OSError:  # ended meanwhile, or somebody else's
+            except OSError:  # the process has ended, or belongs to another user
                 continue
         return found
 
@@ -71,7 +71,10 @@ def family():
     [pytest.param(40, id="40"), pytest.param(2000, id="2000", marks=pytest.mark.long)],
 )
 def test_demo(family, tmp_path, mails):
-    """``make demo`` sends each mail once, also the dead letters, and leaves no process behind."""
+    """With this package, ``make demo`` sends each mail once, and a redrive sends the dead letters.
+
+    The demo leaves no process behind.
+    """
     figures = tmp_path / "figures.json"
     arguments = [f"--mails={mails}", f"--output={tmp_path}", f"--json={figures}"]
     demo = family.start(*DEMO, *(["--quick"] if mails == 40 else []), *arguments)
@@ -93,7 +96,7 @@ def test_demo(family, tmp_path, mails):
         log = (tmp_path / f"worker-{run['policy']}.log").read_text()
         expected = ("provider_paused", "dead_letter")
         lines = [line for line in log.splitlines() if not any(name in line for name in expected)]
-        assert "WARNING" not in "".join(lines), "an example must not need a warning"
+        assert "WARNING" not in "".join(lines), "the example logs an unexpected warning"
         assert "_failed" not in log
     replay = {"dead": 20, "left": 0, "sent": 20, "duplicates": 0}
     assert summary["replay"] == replay
@@ -103,7 +106,7 @@ def test_demo(family, tmp_path, mails):
 
 
 def test_interrupted(tmp_path):
-    """A demo that is interrupted stops all that it has started, and says so by its exit code."""
+    """SIGINT and SIGTERM end the demo and all its processes, with an exit code of their own."""
     codes = {signal.SIGINT: 130, signal.SIGTERM: 143}
     families = {sent: Family() for sent in codes}
     logs = {sent: tmp_path / sent.name for sent in codes}
@@ -128,14 +131,14 @@ def test_interrupted(tmp_path):
 
 
 def in_the_project(code: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a process of its own that may import the example project."""
+    """Run Python code in a new process, which may import the example project."""
     return subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
 
 
 def test_lost_mail(tmp_path):
-    """A lost mail makes the demo fail."""
+    """The demo ends with exit code 1 if a mail was lost."""
     done = in_the_project(f"""
 import sys
 from example_project import demo
@@ -155,7 +158,7 @@ sys.exit(demo.main(["--output", {str(tmp_path)!r}]))
 
 
 def test_django_settings():
-    """``CELERY_SQS_BACKOFF`` reaches the tasks."""
+    """The tasks of the example get their options from Django's setting ``CELERY_SQS_BACKOFF``."""
     done = in_the_project("""
 import os
 os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
@@ -173,7 +176,7 @@ print(send_mail.backoff_options.backoff is django.conf.settings.CELERY_SQS_BACKO
 
 
 def test_migrations(tmp_path):
-    """No migration of the example is missing."""
+    """The example project has all migrations that its models need."""
     done = subprocess.run(
         [sys.executable, "-m", "example_project.manage", "makemigrations", "--check"],
         cwd=ROOT,
@@ -189,11 +192,14 @@ def test_migrations(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# The mail provider, over HTTP, and what the example makes of its errors
+# The fake mail provider, and how the example classifies its errors
 
 
 class MailProvider:
-    """The provider's two addresses, seen by a caller who waits half a second for an answer."""
+    """A client of the fake mail provider that waits at most half a second for a response.
+
+    One address takes mails. The other sets how the provider behaves.
+    """
 
     def __init__(self, url: str, control_url: str) -> None:
         self.url, self.control_url = url, control_url
@@ -232,25 +238,26 @@ def provider():
 
 @pytest.fixture(scope="module")
 def verdict_on():
-    """The example's classification of errors, taken from its file alone."""
+    """Return the example's classifier, which is loaded without an import of the project."""
     module = runpy.run_path(str(ROOT / "example_project" / "mails" / "errors.py"))
     return module["provider_errors"]
 
 
-#: Mails that are sent in each mode; the error, and what it means.
+#: By the provider's mode: how many mails it sends, which error the caller gets, and how the example
+#: classifies that error.
 MODES: dict[str, tuple[int, type[Exception] | None, Outcome | Verdict | None]] = {
     "up": (1, None, None),
     "slow": (1, None, None),
     "down": (0, HTTPError, Verdict(Outcome.RETRYABLE)),
     "unauthorized": (0, HTTPError, Outcome.NOT_PROCESSED),
     "refusing": (0, URLError, Outcome.RETRYABLE),
-    "silent": (1, TimeoutError, Outcome.UNKNOWN),  # a retry would send it twice
+    "silent": (1, TimeoutError, Outcome.UNKNOWN),  # a retry would send the mail twice
 }
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_provider(provider, mode, verdict_on):
-    """The example knows of each error of the provider whether the mail was sent."""
+    """The example classifies an error as retryable only if the provider has not sent the mail."""
     sent, error, verdict = MODES[mode]
     provider.behave(mode=mode, slowness_seconds=0.2)
     before, began = provider.mails(), time.monotonic()
@@ -262,7 +269,7 @@ def test_provider(provider, mode, verdict_on):
 
 
 def test_rate_limit(provider, verdict_on):
-    """A call beyond the rate of the last second is answered 429, with a time to retry after."""
+    """Above its rate, the provider answers 429 with Retry-After. It takes a call a second later."""
     provider.behave(mode="up", calls_per_second=1, retry_after_seconds=7)
     provider.send()
     sent_at = time.monotonic()
@@ -284,12 +291,12 @@ def test_rate_limit(provider, verdict_on):
 @cases(
     "status verdict",
     {
-        "malformed: no retry will help": (400, Outcome.NOT_PROCESSED),
-        "bad credentials: no retry will help": (401, Outcome.NOT_PROCESSED),
-        "a gateway does not know what happened behind it": (502, Outcome.UNKNOWN),
+        "malformed request": (400, Outcome.NOT_PROCESSED),
+        "bad credentials": (401, Outcome.NOT_PROCESSED),
+        "gateway that does not know what the server did": (502, Outcome.UNKNOWN),
     },
 )
 def test_not_retried(status, verdict, verdict_on):
-    """Other answers are not retried, and other errors are left to other classifiers."""
+    """The example retries no other status. It leaves errors of other types to other classifiers."""
     assert verdict_on(HTTPError("http://x", status, "", {}, None)) is verdict
     assert verdict_on(KeyError("customer")) is None

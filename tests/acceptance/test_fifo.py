@@ -1,6 +1,6 @@
-"""FIFO queues: retries of a group's first message, their cap, and the other groups meanwhile.
+"""On FIFO queues, a retry holds up its own message group and no other.
 
-That a group keeps its order in every pool is shown in ``test_pools``.
+``test_pools`` tests that a group keeps its order in every pool.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def mail(self: Any, name: str, failures: int = 0, seconds: float = 0) -> None:
 
 @pytest.fixture(scope="module")
 def scene(make_scene):
-    """A worker with two processes: groups back off, and then one occupies a process."""
+    """Run a worker with two processes. Two groups are retried; a third keeps one process busy."""
     fifo = {"fifo": True, "max_receive_count": 100}
     stage = make_scene(queues={"test": fifo, "cap": fifo})
     for n in range(3):
@@ -59,7 +59,7 @@ def scene(make_scene):
 
 @pytest.mark.hazard("H3", "H21")
 def test_retries(scene):
-    """Messages that wait behind one that backs off have not been retried."""
+    """Messages that wait behind a retried message of their group are not counted as retried."""
     names = ("a0", "a1", "a2")
     found = [(e["name"], e["retries"]) for e in scene.runs("mail") if e["name"] in names]
     if differs(HIDDEN_GROUP_LOSES_ITS_ORDER):
@@ -69,11 +69,11 @@ def test_retries(scene):
 
 @pytest.mark.hazard("H21")
 def test_cap(scene):
-    """The third delay of the schedule is an hour; ``fifo_cap`` makes it a second."""
+    """``fifo_cap`` limits each delay: the schedule's third one becomes a second, not an hour."""
     assert [delay for delay in scene.delays_asked("cap") if delay] == [1, 1, 1]
 
 
 def test_other_groups(scene):
-    """A message that waits for its group leaves a process to other groups."""
+    """While a task of one group runs, the group's next message takes no process of the worker."""
     assert len(scene.record.entries(name="c")) == 1
     assert scene.record.entries(name="b1") == []

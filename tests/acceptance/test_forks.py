@@ -1,4 +1,4 @@
-"""A prefork worker lets no process begin while it sets up a TLS connection."""
+"""A prefork worker starts no pool process while one of its threads sets up a TLS connection."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def guarded() -> None:
 
 
 def test_forks(make_stage):
-    """A worker guards its forks.
+    """A worker installs its fork guard once, before it starts its first pool process.
 
-    A process inherits from the worker that its guard was set when it was forked.
+    The pool process inherits the guard, so its task can see the guard.
     """
     stage = make_stage()
     stage.send("forks.guarded")

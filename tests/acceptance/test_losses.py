@@ -1,4 +1,4 @@
-"""SQS fails, connections break, messages are taken away, workers are killed: nothing is lost."""
+"""No message is lost when SQS fails, a connection breaks, or a worker is killed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def fails(self: Any) -> None:
 
 @task("until_lost")
 def until_lost(self: Any, queue: str, at_most_seconds: float, flag: str) -> None:
-    """Run until its lease is lost, and then until a file exists."""
+    """Run until the worker has lost its lease on the message, and then until a file exists."""
     note(task="until_lost", queue=queue, what="start")
     deadline = time.monotonic() + at_most_seconds
     while not self.lease_lost and time.monotonic() < deadline:
@@ -91,7 +91,7 @@ CUT = "the test has cut the connection"
 
 @worker_ready.connect(weak=False)
 def lose_the_connection_on_request(sender: Any, **_: Any) -> None:
-    """SIGUSR2 does to Celery's event loop as a broker connection does that breaks."""
+    """On SIGUSR2, raise in Celery's event loop the error of a broken broker connection."""
 
     def break_off() -> None:
         raise ConnectionResetError(CUT)
@@ -110,7 +110,11 @@ LOSING_POOLS = ("prefork", "threads", "gevent")
 
 
 class Taken:
-    """Renewals fail until a message is visible again; the test receives it, or its own worker."""
+    """Let a worker's calls fail until the message of its running task is visible again.
+
+    In each pool of ``LOSING_POOLS``, the test then receives the message as another consumer. On the
+    queue ``back``, the worker receives the message itself while the task still runs.
+    """
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -121,11 +125,13 @@ class Taken:
         for each in options.values():
             each["options"] = ("--prefetch-multiplier", "1")
         options["back"] = {"concurrency": 2, "queues": [stage["back"].name]}
-        # Deletes fail too: the task may end as soon as its lease is lost, before that.
+        # Deletes fail too. Otherwise a task could end, and its message be deleted, before anybody
+        # receives the message again.
         for queue in options:
             stage.fail(queue, unavailable(actions=SETTLING))
         with stage.workers(**options):
-            # A worker with a free process would receive its own message again.
+            # The tasks run until this file exists, so that no worker has a free process. With one,
+            # it would receive its own message again before the test does.
             taken = stage.record.path.with_name("taken")
             self.sent = {
                 pool: stage.send("until_lost", pool, 30, str(taken), queue=pool).id
@@ -165,7 +171,10 @@ def taken(make_scene):
 
 @pytest.mark.parametrize("pool", LOSING_POOLS)
 def test_lost_lease(taken, pool):
-    """A task learns that another consumer has its message, by property and by signal."""
+    """When another consumer has its message, the task's ``lease_lost`` is true.
+
+    The worker also sends the signal ``lease_lost``.
+    """
     [end] = taken.entries(pool, "end")
     assert end["lost"]
     [signal] = taken.stage.record.entries(what="signal", on=taken.stage[pool].name)
@@ -174,16 +183,17 @@ def test_lost_lease(taken, pool):
 
 @pytest.mark.parametrize("pool", LOSING_POOLS)
 def test_lost_message_is_left_alone(taken, pool):
-    """The worker does not shorten the other consumer's hold."""
+    """The worker does not make a message visible that another consumer has received."""
     if differs(STALE_HANDLE_IS_REFUSED):
-        assert taken.left[pool] == (0, 1), "it is the other's, and still hidden"
+        assert taken.left[pool] == (0, 1), "the other consumer still has the message"
     else:
-        assert taken.left[pool] in ((0, 1), (0, 0)), "a finished message may be deleted for both"
+        # This server may accept a delete with the worker's old receipt handle.
+        assert taken.left[pool] in ((0, 1), (0, 0))
     assert 0 not in taken.stage.delays_asked(pool)
 
 
 def test_own_message_comes_back(taken):
-    """A message that comes back to the worker that runs it does not run twice."""
+    """A task does not run twice if its worker receives the message again while the task runs."""
     assert len(taken.entries("back", "start")) == len(taken.entries("back", "end")) == 1
     assert taken.stage.dead_letters("back") == []
 
@@ -196,7 +206,11 @@ OUTAGE_SECONDS = 4
 
 
 class Reconnected:
-    """The consumer restarts (where there is an event loop), and then SQS is away for a while."""
+    """Break the connection of running workers, and then cut them off from SQS for some seconds.
+
+    The broken connection makes Celery restart its consumer. A gevent worker has no event loop in
+    which the test could break it, so there the consumer goes on.
+    """
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -223,7 +237,7 @@ class Reconnected:
                 stage.send("lasts", pool, "ends-after-outage", OUTAGE_SECONDS + 2, queue=pool)
             self._wait_for("start", 5)
             stage.proxy.unreachable(OUTAGE_SECONDS)
-            for pool in RECONNECTING_POOLS:  # the first calls when it is back
+            for pool in RECONNECTING_POOLS:  # the first calls after the outage fail too
                 stage.fail(pool, expired_token(times=2))
             stage.wait_until_settled(timeout=60)
             for pool in RECONNECTING_POOLS:
@@ -245,7 +259,8 @@ class Reconnected:
 
 @pytest.fixture(scope="module")
 def reconnected(make_scene):
-    # As 30 s, the default of SQS, are to an outage of 20 s.
+    # The visibility timeout is a little longer than the outage. So is SQS's default of 30 s for an
+    # outage of 20 s.
     short = {"visibility_timeout_seconds": OUTAGE_SECONDS + 2}
     return Reconnected(make_scene(queues=dict.fromkeys(RECONNECTING_POOLS, short)))
 
@@ -253,10 +268,9 @@ def reconnected(make_scene):
 @pytest.mark.hazard("0.1", "0.3", "H13", "H28")
 @pytest.mark.parametrize("pool", RECONNECTING_POOLS)
 def test_reconnect(reconnected, pool):
-    """Each task runs once and its message is deleted once, whatever happens to the connection.
+    """Each task runs once, and the worker deletes its message once, when the connection breaks.
 
-    After a broker error stock Celery makes the messages of running tasks visible again and forgets
-    to delete them.
+    Stock Celery would make the messages of running tasks visible again, and not delete them.
     """
     starts, ends = reconnected.count(pool, "start"), reconnected.count(pool, "end")
     assert len(starts) == 6
@@ -270,7 +284,10 @@ def test_reconnect(reconnected, pool):
 @pytest.mark.hazard("0.2")
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_consumer_restarts(reconnected, pool):
-    """The worker receives again after Celery has restarted its consumer; stock 5.7.0 does not."""
+    """The worker receives messages again after Celery has restarted its consumer.
+
+    Stock Celery 5.7.0 does not.
+    """
     assert "Connection to broker lost" in reconnected.logs[pool]
     assert reconnected.count(pool, "end")["afterwards"] == 1
 
@@ -278,7 +295,7 @@ def test_consumer_restarts(reconnected, pool):
 @pytest.mark.hazard("0.1", "H28")
 @pytest.mark.parametrize("pool", RECONNECTING_POOLS)
 def test_outage(reconnected, pool):
-    """A worker survives seconds without SQS and expired credentials, and says so."""
+    """A worker survives an outage of SQS and expired credentials. It logs failure and recovery."""
     assert reconnected.is_running[pool]
     assert reconnected.faults == 2 * len(RECONNECTING_POOLS)
     log = reconnected.logs[pool]
@@ -292,7 +309,10 @@ def test_outage(reconnected, pool):
 
 @pytest.mark.hazard("H11")
 def test_slow_answers(make_stage):
-    """Slow answers do not block the event loop, and settling is cheap."""
+    """Slow responses of SQS do not block the event loop.
+
+    The worker needs at most 0.3 calls per run to delete or hide the message.
+    """
     stage = make_stage()
     assert stage.proxy is not None
     tasks = 200
@@ -310,7 +330,7 @@ def test_slow_answers(make_stage):
     assert counts["DeleteMessageBatch"].entries == tasks
     assert counts["DeleteMessage"].calls == counts["SendMessage"].calls == 0
     settling = counts["DeleteMessageBatch"].calls + counts["ChangeMessageVisibilityBatch"].calls
-    assert settling / runs.total() <= 0.3, "0.2 on a machine that is not busy"
+    assert settling / runs.total() <= 0.3, "it is 0.2 on a machine that is not busy"
     assert max(blocked, default=0.0) < 0.4, blocked
 
 
@@ -342,15 +362,19 @@ def fails_for_good(self: Any, n: int) -> None:
     raise ValueError
 
 
-#: Messages of each queue, whose task has the same name; calls that SQS refuses until the kill.
-#: The first leave one of three processes free.
+#: The number of messages per queue. Each queue has the name of its task. The two of ``lasts`` keep
+#: two of the three processes busy.
 KILLED_TASKS = {"lasts": 2, "retries": 6, "fails": 6, "succeeds": 6}
+#: The calls about each queue that SQS refuses until the worker is killed.
 REFUSED = {"lasts": (), "retries": SETTLING, "fails": DELETE, "succeeds": DELETE}
 
 
 @pytest.fixture(scope="module")
 def killed(make_scene):
-    """Kill a worker amid all that it does (SIGKILL, all processes); another finds the rest."""
+    """Kill a worker with all its processes, and let another worker do the rest.
+
+    At that moment the first worker runs tasks, and SQS refuses its deletes and its delays.
+    """
     short = {"visibility_timeout_seconds": 2, "max_receive_count": 100}
     stage = make_scene(queues=dict.fromkeys(REFUSED, short))
     for queue, refused in REFUSED.items():
@@ -368,7 +392,8 @@ def killed(make_scene):
         eventually(lambda: stage.delays_asked("retries"), timeout=60)
         send("fails")
         send("succeeds")
-        # Soon: while a delete is refused, the worker hides its message for longer and longer.
+        # Kill it soon. While SQS refuses a delete, the worker hides that message for an ever longer
+        # time, and the next worker would have to wait for its end.
         eventually(lambda: stage.asked("SendMessageBatch", stage["fails"].dlq), timeout=60)
         eventually(lambda: stage.asked(*DELETE, "fails"), timeout=60)
         eventually(lambda: stage.asked(*DELETE, "succeeds"), timeout=60)
@@ -383,14 +408,14 @@ def killed(make_scene):
 
 @pytest.mark.parametrize("queue", ["lasts", "succeeds", "retries"])
 def test_killed_while(killed, queue):
-    """No message is lost when the worker dies while tasks run, or before SQS knows their end."""
+    """No message is lost when a worker dies while a task runs, or before it settles the message."""
     ended = killed.record.entries(task=f"killed.{queue}", what="end")
     assert {entry["n"] for entry in ended} == set(range(KILLED_TASKS[queue]))
     assert killed.dead_letters(queue) == []
 
 
 def test_killed_while_giving_up(killed):
-    """A message is a dead letter, perhaps twice, if the worker dies before it deletes it."""
+    """A worker that dies while it gives a message up leaves one dead letter of it, or two."""
     letters = killed.dead_letters("fails")
     assert {letter.record and letter.record["task"] for letter in letters} == {"killed.fails"}
     assert KILLED_TASKS["fails"] <= len(letters) <= 2 * KILLED_TASKS["fails"]

@@ -1,4 +1,4 @@
-"""Workers that are watched: their heartbeat, their metrics, and ``sqs-status``."""
+"""What an operator can see of workers: their health, their metrics and ``sqs-status``."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ app.task(name="uncovered")(wait_for)
 
 
 def health(heartbeat: Path, *options: str) -> tuple[int, str]:
-    """Return the exit code of ``sqs-health``, and what it says."""
+    """Return the exit code of ``sqs-health``, and what it prints."""
     result = CliRunner().invoke(celery, ["sqs-health", "--file", str(heartbeat), *options])
     return result.exit_code, result.output
 
@@ -87,7 +87,10 @@ def scrape(port: int) -> dict[str, float]:
 
 
 class Watched:
-    """Two workers of one name, on a queue each; the first is looked at in all ways."""
+    """Run two workers of the same name, each on its own queue, and keep what an operator sees.
+
+    ``sqs-status`` shows both. Metrics and health are those of the first.
+    """
 
     def __init__(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         assert stage.proxy is not None
@@ -140,7 +143,7 @@ class Watched:
             self.shown = self._celery("sqs-status", "-Q", stage["main"].name)
             for task in ("long", "uncovered") * 2:
                 stage.send(task, str(flag))
-            # The worker holds all of them, or all but a few that are not worth a call.
+            # The worker has then received all messages but at most two, which are not worth a call.
             eventually(lambda: stage.messages()[0] <= 2, timeout=30)
             self.held = scrape(port)
 
@@ -186,7 +189,7 @@ def watched(make_scene):
 
 
 def test_metrics(watched):
-    """Runs, retries and dead letters are counted exactly."""
+    """The metrics count runs, retries and dead letters exactly."""
     found, queue = watched.counted, watched.stage["main"].name
 
     def runs(task, outcome):
@@ -202,14 +205,17 @@ def test_metrics(watched):
 
 
 def test_running(watched):
-    """Running is what runs, with our base class or without, and not what waits for a process."""
+    """The metric of running messages counts tasks with and without our base class.
+
+    It does not count messages that wait for a process of the pool.
+    """
     name = f'sqs_backoff_messages_running{{queue="{watched.stage["main"].name}"}}'
     assert watched.held[name] == 2
 
 
 def test_status(watched):
-    """``sqs-status`` tells running from waiting messages by what the workers write."""
-    assert watched.status_before["waiting"] is not None, "nothing is in flight"
+    """``sqs-status`` shows running and waiting messages apart, as the workers report them."""
+    assert watched.status_before["waiting"] is not None, "nothing is in flight, so it is 0"
     main, _ = watched.status_now
     assert (main["running"], main["waiting"], main["dead_letters"]) == (2, 2, 1)
     assert 0 < main["oldest_seconds"] < 120
@@ -218,18 +224,18 @@ def test_status(watched):
 
 
 def test_two_workers_of_one_name(watched):
-    """Both are in the status. Celery's warning needs fanout, which SQS does not have."""
+    """``sqs-status`` counts both workers. Celery cannot warn of them, because SQS has no fanout."""
     main, second = watched.status_now
     assert (main["running"], second["running"]) == (2, 1)
 
 
 def test_health(watched):
-    """A stopped worker is unhealthy, and one whose SQS is down is not."""
+    """``sqs-health`` finds a suspended worker unhealthy, and one that cannot reach SQS healthy."""
     assert {code for code, _ in watched.outage} == {0}
     code, said = watched.stopped
     assert code == 1
     assert "the last heartbeat is" in said
-    assert not watched.is_file_left, "a worker that ends removes it"
+    assert not watched.is_file_left, "a worker that ends removes its heartbeat file"
 
 
 # Threads that die
@@ -240,7 +246,10 @@ _TRIGGER = "TEST_BREAK_THREADS"
 
 @worker_ready.connect(weak=False)
 def break_on_demand(**_: Any) -> None:
-    """In the worker: end the threads whose names begin with what the file says."""
+    """End threads of this worker when the test asks for it.
+
+    The test writes a file with the text with which the names of these threads begin.
+    """
     if path := os.environ.get(_TRIGGER):
         threading.Thread(target=_break_threads, args=(Path(path),), daemon=True).start()
 
@@ -250,7 +259,7 @@ def _break_threads(path: Path) -> None:
         time.sleep(0.1)
     doomed = [t for t in threading.enumerate() if t.name.startswith(path.read_text())]
     while doomed := [thread for thread in doomed if thread.is_alive()]:
-        for thread in doomed:  # again and again: they survive what is raised in a call
+        for thread in doomed:  # repeat this, because a thread may catch the exception
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
             )
@@ -258,13 +267,14 @@ def _break_threads(path: Path) -> None:
         time.sleep(0.1)
 
 
-#: How the names of threads begin; the third lets messages start that wait for their slot.
+#: How the names of a worker's threads begin. The poller receives messages, the keeper makes the
+#: calls that settle them, and the pacer starts messages that wait for a provider's rate.
 THREADS = {"poller": "sqs-poll-", "keeper": "sqs-keeper", "pacer": "sqs-pace"}
 
 
 @pytest.fixture(scope="module")
 def unhealthy(make_scene):
-    """A worker for each thread to die, and what ``sqs-health`` says of it then."""
+    """Run three workers, end another thread in each, and return what ``sqs-health`` then says."""
     own = {"store": redis_url(), "namespace": uuid4().hex, "secret": "s" * 32}
     stage = make_scene(queues={queue: {} for queue in THREADS}, conf={"sqs_backoff": own})
     directory = stage.record.path.parent
@@ -301,7 +311,7 @@ def unhealthy(make_scene):
 
 @pytest.mark.parametrize("thread", THREADS)
 def test_dead_thread(unhealthy, thread):
-    """A worker whose thread has died is unhealthy within 30 seconds."""
+    """``sqs-health`` finds a worker unhealthy at most 30 seconds after a thread of it has died."""
     code, said = unhealthy[thread]
     assert code == 1
     assert said.count("\n") == 1

@@ -1,4 +1,4 @@
-"""On another broker the same task is retried as a Celery user expects, after our delay."""
+"""On Redis and RabbitMQ, Celery's own retry runs the task again after the delay of our policy."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def mail(self: Any, broker: str) -> None:
         raise ProviderDown
 
 
-#: URL of the broker, and arguments of the queue.
+#: By name: the URL of the broker, and the arguments of the queue.
 BROKERS: dict[str, tuple[str, dict[str, str]]] = {
     "redis": (redis_url(), {}),
     "rabbitmq-classic": ("amqp://127.0.0.1//", {"x-queue-type": "classic"}),
-    # The delay is Celery's native delayed delivery: the broker waits.
+    # Celery's native delayed delivery lets the broker hold the message until it is due.
     "rabbitmq-quorum": ("amqp://127.0.0.1//", {"x-queue-type": "quorum"}),
 }
 
@@ -87,7 +87,7 @@ def running(broker: str, record: Record) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
-    """Run a worker per broker at the same time, until each has run its mail three times."""
+    """Run one worker per broker at the same time, until each has run its task three times."""
     record = Record(tmp_path_factory.mktemp("brokers") / "record")
     with ExitStack() as stack, ThreadPoolExecutor(len(BROKERS)) as threads:
         contexts = [running(broker, record) for broker in BROKERS]
@@ -103,7 +103,7 @@ def record(tmp_path_factory):
 @pytest.mark.parametrize("broker", BROKERS)
 @pytest.mark.story("R5")
 def test_retry(record, broker):
-    """A task is retried as often, and after the delay, that its policy says."""
+    """A task on another broker is retried until it succeeds, after the delay of its policy."""
     runs = record.entries(broker=broker)
     assert [run["retries"] for run in runs] == [0, 1, 2]
     gaps = [later["at"] - earlier["at"] for earlier, later in pairwise(runs)]

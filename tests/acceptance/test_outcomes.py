@@ -1,4 +1,4 @@
-"""How a message ends that is not retried: as a dead letter with its reason, and a FAILURE."""
+"""A message that is not retried becomes a dead letter with a reason, and its result is FAILURE."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class ProviderDown(Exception):
 
 
 class ProviderSays(Exception):
-    """As in many client libraries: it cannot be unpickled, its constructor takes more than args."""
+    """An error that cannot be unpickled, because its constructor needs more than ``args``.
+
+    Many client libraries have such errors.
+    """
 
     def __init__(self, status: int, *, response: object) -> None:
         super().__init__(f"HTTP {status}")
@@ -124,8 +127,9 @@ def note_failure(task_id: str, **_: Any) -> None:
     note(signal="task_failure", id=task_id)
 
 
-#: Arguments; the exception's class, the outcome, why there is no retry, runs, undone or not
-#: (``None``: see the test of its own).
+#: By task: its arguments, the class of its exception, the outcome, the reason for the dead letter,
+#: how often the task runs, and whether ``on_not_processed`` is called after each run. None in the
+#: last column means that a test of its own checks this.
 CASES = {
     "unknown": ([], "ValueError", "UNKNOWN", "not retryable", 1, False),
     "classified": ([401], "ProviderSays", "NOT_PROCESSED", "not retryable", 1, True),
@@ -153,12 +157,12 @@ S3_EVENT = json.dumps(
 )
 S3_TEST_EVENT = json.dumps({"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "uploads"})
 
-#: A task that no worker has, with a forged log line in its name.
+#: The name of a task that no worker knows. It contains a forged log line.
 HUGE_NAME = "x" * 150 + "\n[ERROR] all mails are lost " + "y" * 60_000
 
 
 class GivenUp:
-    """What one worker has left of all tasks and messages of this module."""
+    """Run all tasks of this module on one worker, and keep their results and dead letters."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -209,7 +213,7 @@ def given_up(make_scene):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.story("M4", "Q2")
 def test_record(given_up, name):
-    """The dead letter says why it is there, and when and where it failed."""
+    """The dead letter says why the worker gave it up, and when and where its task failed."""
     _, error, outcome, reason, attempts, _ = CASES[name]
     record = given_up.letter(name).record
     assert record is not None
@@ -226,7 +230,7 @@ def test_record(given_up, name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_result(given_up, name):
-    """The result is FAILURE, announced once, and the errback runs once."""
+    """The result is FAILURE, ``task_failure`` is sent once, and the errback runs once."""
     result = given_up.results[name]
     assert result.state == "FAILURE"
     assert len(given_up.stage.record.entries(signal="task_failure", id=result.id)) == 1
@@ -236,7 +240,7 @@ def test_result(given_up, name):
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[-1] is not None])
 @pytest.mark.story("B1", "B2", "B3", "B4")
 def test_undo(given_up, name):
-    """``on_not_processed`` runs at each failure, unless it may have been processed."""
+    """``on_not_processed`` runs after each failed run, unless the run may have done its work."""
     args, error, _, _, attempts, is_undone = CASES[name]
     undone = given_up.stage.record.entries(undo=name)
     assert len(undone) == (attempts if is_undone else 0)
@@ -249,7 +253,7 @@ def test_undo_by_hand(given_up):
 
 
 def test_replayable(given_up):
-    """The dead letter is the message as it was sent: replayed, it runs again."""
+    """A dead letter has the body of the message as it was sent, so it can be replayed."""
     letter = given_up.letter("classified")
     envelope = json.loads(base64.b64decode(letter.body))
     assert envelope["headers"]["task"] == "classified"
@@ -259,7 +263,7 @@ def test_replayable(given_up):
 
 @pytest.mark.hazard("H20")
 def test_max_receive_count(given_up):
-    """One receive before SQS would move it without a reason, the message is given up."""
+    """The worker gives a message up at ``maxReceiveCount``, with a reason. SQS would give none."""
     record = given_up.dead["twice"][given_up.received.id].record
     assert record is not None
     assert record["reason"] == "the queue's maxReceiveCount is reached"
@@ -271,19 +275,19 @@ def test_max_receive_count(given_up):
 
 @pytest.mark.hazard("H20", "H25")
 def test_chord(given_up):
-    """A chord ends when a part of it is given up."""
+    """A chord fails, and does not wait for ever, when one of its tasks is given up."""
     assert given_up.chord.state == "FAILURE"
     assert "unknown" in str(given_up.chord.result) or "ValueError" in str(given_up.chord.result)
 
 
 def test_s3_notification(given_up):
-    """A message that Celery has not sent becomes a task, is retried, and keeps its body."""
+    """A notification of S3 runs as a task, is retried, and is unchanged as a dead letter."""
     [letter] = given_up.stage.dead_letters("s3")
     assert letter.body == S3_EVENT
     runs = given_up.stage.runs("scans")
     assert [(run["id"], run["n"]) for run in runs] == [(given_up.s3_id, n) for n in (0, 1)]
     assert {run["key"] for run in runs} == {"red flower\u00e9.jpg"}
-    assert "sqs_backoff.ignored" in given_up.log, "the test event of S3"
+    assert "sqs_backoff.ignored" in given_up.log, "the worker ignores the test event of S3"
 
 
 def test_huge_name(given_up):

@@ -1,4 +1,4 @@
-"""Too many messages in flight: a backoff is parked in the dead-letter queue instead of hidden."""
+"""When too many messages are in flight, the worker parks a retry in the dead-letter queue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fails() -> None:
 
 
 class Parked:
-    """One message is in flight already, and any message in flight is too many."""
+    """Run three tasks that fail, while the queue has one message in flight and none is allowed."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -48,7 +48,7 @@ def parked(make_scene):
 
 @pytest.mark.hazard("H22")
 def test_parked(parked):
-    """A backoff without room is a dead letter with the delay it had left, and has not failed."""
+    """A parked message is a dead letter that says when it is due. Its result stays RETRY."""
     letters = [letter.record or {} for letter in parked.stage.dead_letters("test")]
     assert sorted(record["id"] for record in letters) == sorted(r.id for r in parked.results)
     for record in letters:
@@ -59,5 +59,5 @@ def test_parked(parked):
 
 
 def test_reads(parked):
-    """The poller reads the number of messages in flight once a minute."""
+    """The worker asks SQS for the number of messages in flight only once a minute."""
     assert parked.reads == 1

@@ -1,4 +1,4 @@
-"""Celery's own tasks on a worker of ours: each runs once, and its message leaves the queue."""
+"""Tasks without our base class also run as they should on a worker that has our package."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG_SECONDS = 9
 
 @app.task(base=SQSBackoffTask, name="plain.covered")
 def covered() -> None:
-    """Brings our worker step along."""
+    """Make the worker load our package, because this task has our base class."""
     note(task="plain.covered")
 
 
@@ -59,7 +59,7 @@ def eta() -> None:
 
 @app.task(name="plain.rejects", acks_late=True, bind=True)
 def rejects(self: Any, times: int) -> None:
-    """Ask for the message again so many times, and reject it for good then."""
+    """Reject the message and ask for it again, up to ``times`` times. Then reject it for good."""
     record = Record(Path(os.environ[RECORD_FILE_VARIABLE]))
     runs = len(record.entries(id=self.request.id))
     note(task="plain.rejects", id=self.request.id)
@@ -69,9 +69,9 @@ def rejects(self: Any, times: int) -> None:
 @pytest.mark.hazard("H10", "H12", "H14")
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_plain_tasks(make_stage, pool):
-    """Celery's own tasks run exactly as often as they must, and their messages leave the queue.
+    """Tasks without our base class run as often as they must, and their messages leave the queue.
 
-    The visibility timeout is 4 s. One task takes 9 s, and another has an ETA after 9 s.
+    The visibility timeout is 4 s. One task takes 9 s, and another is due after 9 s.
     """
     queue = {
         "visibility_timeout_seconds": VISIBILITY_TIMEOUT_SECONDS,

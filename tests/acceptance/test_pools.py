@@ -1,4 +1,4 @@
-"""The same promises in every pool, each with a worker that runs beside those of the others."""
+"""A worker keeps the same promises in each of Celery's pools."""
 
 from __future__ import annotations
 
@@ -83,7 +83,10 @@ def in_order(self: Any, group: str, n: int, failures: int) -> None:
 
 
 class Scene:
-    """A worker per pool, on queues of its own: for tasks, bad input, times, and a FIFO queue."""
+    """Run one worker per pool at the same time, each with four queues.
+
+    One queue has tasks, one has bad messages, one has tasks that are due later, and one is FIFO.
+    """
 
     def __init__(self, make: Callable[..., Stage]) -> None:
         queues: dict[str, Any] = {}
@@ -120,7 +123,7 @@ class Scene:
 
     def _send(self, pool: str) -> None:
         send = self.stage.send
-        for _ in range(2):  # as many as the worker takes in advance
+        for _ in range(2):  # as many as the worker prefetches
             send("succeeds", queue=f"{pool}-later", countdown=100)
         send("lasts", 3 * VISIBILITY_TIMEOUT_SECONDS, queue=pool)
         for name in ("retries", "cancelled", "memory", *["succeeds"] * 5):
@@ -156,7 +159,7 @@ def pool(request):
 
 @pytest.mark.hazard("H12", "H14")
 def test_runs(scene, pool):
-    """Each task runs as often as it must, also one that takes three visibility timeouts."""
+    """Each task runs as often as it must. One that takes three visibility timeouts runs once."""
     runs = scene.runs(pool)
     expected = {"lasts": 1, "retries": 3, "succeeds": 6, "fails": 2, "cancelled": 2, "memory": 2}
     assert {task: len(found) for task, found in runs.items()} == expected
@@ -164,7 +167,7 @@ def test_runs(scene, pool):
 
 
 def test_settlements(scene, pool):
-    """Each message is deleted once, in batches, and only dead letters are published."""
+    """The worker deletes each message once, with batch calls. It publishes only dead letters."""
     deleted = [e["ReceiptHandle"] for e in scene.stage.asked("DeleteMessageBatch", pool)]
     assert len(deleted) == len(set(deleted))
     assert len(deleted) == 12 or (differs(RACES_WITH_ITSELF) and len(deleted) > 12)
@@ -178,13 +181,13 @@ def test_settlements(scene, pool):
 
 
 def test_aborted_runs(scene, pool):
-    """A run that ends by CancelledError or MemoryError counts as a crash, and frees its place."""
+    """A run that ends with CancelledError or MemoryError counts as a crash."""
     sent = scene.stage.asked("SendMessageBatch", scene.stage[pool].dlq)
     assert sum("the run was aborted" in str(entry) for entry in sent) == 2
 
 
 def test_bad_input(scene, pool):
-    """A message that is no task is a dead letter at its last receive, and the worker goes on."""
+    """A message that is no task becomes a dead letter at its last receive. The worker goes on."""
     assert scene.is_running[pool]
     assert {task: len(found) for task, found in scene.runs(f"{pool}-bad").items()} == {
         "succeeds": 1
@@ -196,7 +199,7 @@ def test_bad_input(scene, pool):
 
 
 def test_bad_input_is_not_quoted(scene, pool):
-    """The log says that a message is not understood, and nothing of its content."""
+    """The log says that the worker does not understand a message, and shows none of its content."""
     log = scene.logs[pool]
     assert log.count("sqs_backoff.not_understood") >= len(BAD)
     assert SECRET not in log
@@ -205,7 +208,7 @@ def test_bad_input_is_not_quoted(scene, pool):
 
 @pytest.mark.hazard("H21")
 def test_fifo_order(scene, pool):
-    """A group keeps its order while one of its messages backs off."""
+    """A FIFO group keeps its order while one of its messages is retried."""
 
     def numbers(group):
         runs = scene.runs(f"{pool}-fifo")["in_order"]
@@ -218,6 +221,6 @@ def test_fifo_order(scene, pool):
 
 
 def test_free_process(scene, pool):
-    """Messages that the worker holds until they are due leave its processes to others."""
+    """Messages that are not due yet stay hidden and take no process of the pool."""
     assert scene.later[pool] == (0, 2)
     assert scene.runs(f"{pool}-later") == {}

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a real worker: 1,000 tasks are counted exactly, over pool restarts."""
+"""A real Prometheus server scrapes a real worker and counts its tasks exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .stage import app_of_this_module
 
 app = app_of_this_module()
 
-#: Of Debian's package ``prometheus``. It is not needed for anything else, so no CI installs it.
+#: The program of Debian's package ``prometheus``. CI does not install it for this one test.
 PROMETHEUS = shutil.which("prometheus")
 
 TASKS = 1_000
@@ -34,7 +34,7 @@ def noop() -> None: ...
 
 @contextmanager
 def prometheus(directory: Path, target: int) -> Iterator[Callable[[str], float]]:
-    """Run it, and yield what asks it for the value of an expression."""
+    """Run a Prometheus server, and yield a function that returns the value of a query."""
     assert PROMETHEUS is not None
     port = free_port()
     config = {
@@ -72,9 +72,9 @@ def prometheus(directory: Path, target: int) -> Iterator[Callable[[str], float]]
 
 
 @pytest.mark.skipif(PROMETHEUS is None, reason="needs Prometheus (Debian's package prometheus)")
-@pytest.mark.skipif(differs(RACES_WITH_ITSELF), reason="the server itself loses or repeats some")
+@pytest.mark.skipif(differs(RACES_WITH_ITSELF), reason="this SQS server loses or repeats messages")
 def test_counts_over_restarts(make_stage, tmp_path):
-    """Prometheus counts a thousand tasks exactly, over restarts of the pool's processes."""
+    """Prometheus counts 1,000 tasks exactly although the pool's processes restart meanwhile."""
     port = free_port()
     stage = make_stage(
         conf={"sqs_backoff": {"prometheus_port": port}, "worker_max_tasks_per_child": 150}

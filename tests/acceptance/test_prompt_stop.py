@@ -16,8 +16,8 @@ from .stage import app_of_this_module
 
 app = app_of_this_module()
 
-#: Pairs of workers. A stop takes longer or shorter by the moment of the loop in which it comes; so
-#: more pairs are stopped as long as the medians are not as they should be.
+#: The least and the most pairs of workers to stop. How long a stop takes depends on what the worker
+#: is doing when the signal comes. So the test stops more pairs while the medians are not good.
 PAIRS, MOST_PAIRS = 2, 7
 
 if os.environ.get("WITH_OUR_TASK") == "ours":
@@ -52,7 +52,7 @@ def stop_all(workers: dict[str, Worker]) -> dict[str, float]:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_stops_as_fast_as_stock(make_stage, pool):
-    """SIGTERM ends an idle worker within 1.2 times stock Celery's time, by medians of one run."""
+    """SIGTERM ends an idle worker in at most 1.2 times the time of a stock worker (medians)."""
     stage = make_stage()
     stopped = []
 

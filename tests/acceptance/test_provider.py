@@ -1,4 +1,4 @@
-"""Providers: few calls while one is down, everything soon afterwards, and never above its rate."""
+"""Workers rarely call a provider that is down, catch up soon afterwards, and keep to its rate."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def task(name: str, **options: Any) -> Any:
 
 
 def call(task: Any, number: int, flag: str) -> None:
-    """Fail as long as a file exists."""
+    """Fail as long as the file ``flag`` exists. Then the provider is down."""
     is_down = Path(flag).exists()
     note(task=task.name, number=number, failed=is_down)
     if is_down:
@@ -66,7 +66,11 @@ def in_seconds(seconds: float) -> datetime:
 
 
 class Outage:
-    """Mails, mails with an ETA or a rate limit, and parcels of two tenants, one of them well."""
+    """Run a worker while two providers are down: of mails, and of parcels.
+
+    Some mails have an ETA, and some have a task with Celery's ``rate_limit``. The parcels belong to
+    two tenants. The provider is down for tenant ``a`` only.
+    """
 
     def __init__(self, stage: Stage, flag: Path, up: Path) -> None:
         self.stage = stage
@@ -96,7 +100,7 @@ class Outage:
             self.down = {
                 name: worker.log().count(f"provider_paused: {name}") for name in ("mail", "parcels")
             }
-            # The pause between two is drawn from 3/4 of probe_interval, which is a second, upwards.
+            # The pause between two probes is random, but at least 3/4 of probe_interval, a second.
             self.most_probes = (time.monotonic() - began) / 0.75 + 1
             self.failed = {
                 "mail": self.failures("mail") + self.failures("limited"),
@@ -127,23 +131,24 @@ def outage(make_scene, tmp_path_factory):
 
 @pytest.mark.parametrize("provider", ["mail", "parcels"])
 def test_few_calls(outage, provider):
-    """An outage costs six calls, those under way, and probes; also of tasks that wait in Celery.
+    """In an outage, a worker makes six calls, the calls that are under way, and then only probes.
 
-    Under way are at most two running tasks and what the pool had been given.
+    This also holds for tasks with an ETA or a rate limit, which wait inside Celery. Under way are
+    at most two running tasks, and the tasks that the pool has already been given.
     """
     assert outage.down[provider] == 1
     assert outage.failed[provider] <= 6 + 8 + outage.most_probes
 
 
 def test_others_run(outage):
-    """A task of another provider, or of another tenant, runs while a provider is down."""
+    """While a provider is down, tasks without it and tasks of its other tenants run."""
     assert outage.stage.runs("other")
     assert [number for number in outage.sent("tenant") if number >= MAILS]
     assert outage.sent_while_down == []
 
 
 def test_recovery(outage):
-    """Soon after the outage every message has run once, though it was hidden for much longer."""
+    """Soon after an outage every task has succeeded once, although messages were hidden longer."""
     assert outage.sent("mail") == list(range(2 * MAILS))
     assert outage.sent("limited") == list(range(MAILS // 2))
     assert outage.sent("tenant") == [*range(MAILS // 2), *range(MAILS, MAILS + MAILS // 2)]
@@ -175,7 +180,7 @@ def filling(self: Any, queue: str) -> None:
 
 
 class Stalls:
-    """The longest time for which this machine lets a process wait that only sleeps."""
+    """Measure the longest time by which this machine delays a thread that only sleeps."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -222,10 +227,10 @@ def agreed(make_stage):
     ],
 )
 def test_agreed_rate(agreed, workers, seconds):
-    """Several workers make at most the rate and 5 % in any second, and use 90 % of it.
+    """Workers together make at most 105 % of the agreed rate in any second, and use 90 % of it.
 
-    Half of the messages become due in one moment, as a newsletter at nine does. A busy machine
-    starts calls late: as late as it lets this process wait is forgiven.
+    Half of the messages become due at the same moment, as the mails of a newsletter do. A busy
+    machine starts calls late. So the test allows for the longest stall that it has measured.
     """
     messages = RATE * seconds
     for number in range(messages // 2):
@@ -239,19 +244,20 @@ def test_agreed_rate(agreed, workers, seconds):
     assert sorted(run["number"] for run in agreed.runs("rated")) == list(range(messages))
     at = sorted(run["at"] for run in agreed.runs("rated"))
     busiest = busiest_second(at)
-    at = at[messages // 5 : -RATE]  # from when all work, to when messages become few
+    # Leave out the start, when not all workers work, and the end, when few messages are left.
+    at = at[messages // 5 : -RATE]
     used = (len(at) - 1) / (at[-1] - at[0]) / RATE
     gap = max(later - earlier for earlier, later in pairwise(at))
     figures = {"busiest": busiest, "used": used, "gap": gap, "stall": stalls.longest}
     print(figures)  # noqa: T201
-    # A call that is late by a stall falls into the next second; so may one in the other worker.
+    # A call that a stall delays falls into the next second. This can happen in each worker.
     assert busiest <= 1.05 * RATE + 1 + 4 * RATE * stalls.longest, figures
     assert used >= (0.9 if stalls.longest < 0.05 else 0.6), figures
 
 
 @pytest.fixture(scope="module")
 def filled(make_scene):
-    """A worker per pool; each has calls at a rate to make, and many tasks that fill its pool."""
+    """Run one worker per pool. Each has 8 tasks with an agreed rate, and 60 that fill its pool."""
     pools = ("prefork", "threads", "gevent", "solo")
     stage = make_scene(queues={pool: {} for pool in pools})
     options = {
@@ -270,7 +276,7 @@ def filled(make_scene):
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_rate_in_a_full_pool(filled, pool):
-    """Calls at a rate keep their slots although other tasks fill the pool."""
+    """Tasks with an agreed rate run in time although other tasks fill the pool."""
     runs = [entry["task"] for entry in filled.record.entries(queue=pool)]
     last = max(n for n, task in enumerate(runs) if task == "seldom")
-    assert runs[:last].count("filling") < 50, "they waited until no other message came"
+    assert runs[:last].count("filling") < 50, "the tasks with a rate ran after all others"

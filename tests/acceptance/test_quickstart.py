@@ -1,4 +1,4 @@
-"""The pages that begin from nothing are typed in as they stand, and show what they say."""
+"""The commands of the quickstart and of the page on Django print what the pages show."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ import pytest
 
 from tests.unit.test_docs import ROOT, Block, tokens
 
-#: Programs that run until the page is over.
+#: Commands that go on running until the end of the page.
 LASTING = ("moto_server", "celery -A shop worker", "celery -A mysite worker")
 
-#: Not typed in: what they install is here already.
+#: Commands that the test leaves out, because their packages are already installed.
 INSTALLING = ("pip install",)
 
-#: Each line starts a Python program, which takes long on a busy machine.
+#: A command may take this long. Each starts a Python program, which is slow on a busy machine.
 SECONDS = 120
 pytestmark = pytest.mark.timeout(600)
 
 
 class Terminal:
-    """Types in what a page says, in a directory of its own."""
+    """Run the commands of a page in a directory of its own, and compare what they print."""
 
     def __init__(self, home: Path, port: int) -> None:
         self._home, self._port = home, str(port)
@@ -50,7 +50,7 @@ class Terminal:
         elif block.file:
             file = self._home / block.file
             file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("a") as stream:  # a page adds to what is there
+            with file.open("a") as stream:  # a later block of the page extends the file
                 stream.write(code)
 
     def _type(self, line: str) -> None:
@@ -85,7 +85,10 @@ class Terminal:
         assert done.returncode == 0, f"{line}\n{self._output}"
 
     def _expect(self, text: str, log: str | None) -> None:
-        """Each line, in order; ``...`` is anything, and there may be others in between."""
+        """Fail unless these lines were printed in this order, perhaps with others in between.
+
+        ``...`` in a line stands for any text.
+        """
         lines = [re.escape(line).replace(r"\.\.\.", ".*") for line in text.splitlines()]
         pattern = "^" + "$\n(?:.*\n)*?".join(lines) + "$"
         if log is None:
@@ -130,13 +133,13 @@ def blocks_of(page: str) -> Iterator[Block]:
 
 
 def test_quickstart(terminal):
-    """A retry, a dead letter and the doctor, from nothing but a package index."""
+    """The quickstart shows a retry, a dead letter and the doctor, and needs only the package."""
     for block in blocks_of("quickstart.md"):
         terminal.do(block)
 
 
 def test_django(terminal):
-    """A project by ``django-admin startproject``, on the SQS of the quickstart."""
+    """The page on Django works in a new Django project, on the SQS server of the quickstart."""
     queues = takewhile(lambda block: block.file != "shop.py", blocks_of("quickstart.md"))
     for block in [*queues, *blocks_of("django.md")]:
         terminal.do(block)

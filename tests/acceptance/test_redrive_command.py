@@ -35,7 +35,7 @@ def stage(sqs, proxy, queue):
 
 @pytest.fixture
 def run(stage, tmp_path):
-    """Run ``celery -A <the stage's app> ...`` in this process."""
+    """Return a function that runs ``celery -A <the stage's app> ...`` in this process."""
 
     def run(*arguments, answer=None):
         with pytest.MonkeyPatch.context() as patch:
@@ -47,7 +47,7 @@ def run(stage, tmp_path):
 
 
 def settings_of(stage: RedriveStage) -> dict[str, Any]:
-    """Of the stage's app, for one in another process."""
+    """Return the settings of the stage's app that an app in another process needs."""
     names = ("broker_url", "broker_transport_options", "task_default_queue")
     return {name: stage.app.conf[name] for name in names}
 
@@ -59,13 +59,13 @@ def start(
     own = {"TEST_APP_SETTINGS": json.dumps(settings), "XDG_STATE_HOME": str(state)}
     return subprocess.Popen(
         [sys.executable, "-m", "celery", "-A", __name__, *arguments],
-        # Buffered, so that something is left to be written at the very end.
+        # Python buffers its output, so the command must still write some of it when it ends.
         env=os.environ | own | {"PYTHONUNBUFFERED": ""},
         **streams,
     )
 
 
-# Looking
+# What the commands show
 
 
 def test_peek(stage, run):
@@ -106,7 +106,7 @@ def test_peek_as_json(stage, run):
 
 
 def test_dry_run(stage, run):
-    """A dry run changes nothing, and says how long the redrive takes."""
+    """A dry run moves no message, and says how long the redrive would take."""
     stage.fill_numbered(12)
     result = run("sqs-redrive", stage.dlq.name, "--dry-run", "--rate", "2/s")
     assert result.exit_code == exit_codes.DONE
@@ -135,7 +135,7 @@ def test_restore_then_redrive(stage, run, tmp_path):
     assert stage.bodies(stage.queue) == Counter(bodies)
 
 
-# Asking
+# Questions before a redrive
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_question_counts_sends(stage, run, expired, question):
 
 
 def test_question_of_delete(stage, run, tmp_path):
-    """With ``--delete``, the question is in capitals."""
+    """With ``--delete``, the question says DELETE in capitals."""
     stage.fill_numbered(3)
     archive = str(tmp_path / "a")
     result = run("sqs-redrive", stage.dlq.name, "--delete", "--dump", archive, answer="y\n")
@@ -202,7 +202,7 @@ def test_usage(stage, run, arguments):
     arguments = [stage.dlq.name if a == "QUEUE" else a for a in arguments]
     result = run("sqs-redrive", "--yes", *arguments)
     assert result.exit_code == exit_codes.USAGE
-    assert result.stderr.lstrip().startswith(("Error:", "Usage:")), "no bar before it has begun"
+    assert result.stderr.lstrip().startswith(("Error:", "Usage:")), "a progress bar came first"
     assert sum(stage.bodies(stage.dlq).values()) == 1
 
 
@@ -214,7 +214,7 @@ def test_unreachable(stage, run, proxy):
 
 
 def test_too_slow_rate(stage, run):
-    """A redrive refuses a rate that is too slow for the retention, unless ``--force`` is given."""
+    """A redrive refuses a rate at which messages would expire first, except with ``--force``."""
     stage.fill_numbered(10)
     slow = ["sqs-redrive", stage.dlq.name, "--dry-run", "--rate", "1/h", "--force"]
     assert run(*slow).exit_code == exit_codes.DONE
@@ -244,7 +244,10 @@ def test_gravest_exit_code(report, code):
 
 
 def test_exit_code_of_doubt():
-    """Messages that stay in doubt are a failure, and those sent again are not."""
+    """Messages in doubt count as a failure, unless ``--include-unknown`` sends them again.
+
+    A message is in doubt if the redrive does not know whether SQS has taken it.
+    """
     report = RedriveReport(in_doubt=1)
     assert exit_code(report, {"include_unknown": True}) == exit_codes.DONE
     assert exit_code(report, {}) == exit_codes.FOUND
@@ -253,7 +256,7 @@ def test_exit_code_of_doubt():
 def test_help_fits_on_a_screen(run):
     """The help has at most 50 lines of 80 columns.
 
-    It lists no argument among the options.
+    It does not list the argument QUEUE among the options.
     """
     lines = run("sqs-redrive", "--help").stdout.splitlines()
     assert len(lines) <= 50
@@ -264,9 +267,9 @@ def test_help_fits_on_a_screen(run):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("command", [["sqs-peek"], ["sqs-redrive", "--yes", "--rate", "9/s"]])
 def test_signal_with_silent_sqs(tmp_path, command, number):
-    """A signal ends a command that waits for a silent SQS.
+    """A signal ends a command at once although SQS does not answer it.
 
-    No message is hidden yet. The command went on for 45 seconds.
+    The command then says that it has received no message.
     """
     with socket.create_server(("127.0.0.1", 0)) as silent, (tmp_path / "err").open("w") as errors:
         host = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -280,7 +283,7 @@ def test_signal_with_silent_sqs(tmp_path, command, number):
         try:
             silent.settimeout(60)
             with silent.accept()[0]:
-                time.sleep(0.5)  # Python may notice a signal late that comes as a wait begins
+                time.sleep(0.5)  # Python can miss a signal for a while just before it waits
                 child.send_signal(number)
                 began = time.monotonic()
                 assert child.wait(60) == exit_codes.INTERRUPTED
@@ -307,7 +310,10 @@ def test_json_events(stage, run):
 
 @pytest.fixture
 def signalled(stage, proxy, tmp_path):
-    """Run ``sqs-redrive`` in a process that gets signals while it sends; its exit code."""
+    """Return a function that runs ``sqs-redrive``, sends it signals, and returns its exit code.
+
+    The redrive gets the signals while it sends messages.
+    """
 
     def signalled(*signals):
         output = tmp_path / "out"
@@ -321,7 +327,7 @@ def signalled(stage, proxy, tmp_path):
                 lambda: '"MessagesSent"' in output.read_text() or child.poll() is not None,
                 timeout=60,
             )
-            proxy.set_latency(500)  # so that there is something to finish
+            proxy.set_latency(500)  # so that calls are under way when the signal comes
             for number in signals:
                 child.send_signal(number)
                 eventually(lambda: "Finishing" in output.read_text(), timeout=60)
@@ -335,7 +341,7 @@ def signalled(stage, proxy, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_ends_redrive(stage, signalled, number):
-    """A signal ends a redrive, which gives the rest of the messages back."""
+    """A signal ends a redrive. It gives the messages back that it has received and not sent."""
     bodies = stage.fill_numbered(100)
     assert signalled(number) == exit_codes.INTERRUPTED
     left, moved = stage.bodies(stage.dlq), stage.bodies(stage.queue)
@@ -345,7 +351,7 @@ def test_signal_ends_redrive(stage, signalled, number):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_second_signal(stage, signalled, number, tmp_path):
-    """After a second signal, a redrive ends at once and the rest stays hidden for a while."""
+    """After a second signal, a redrive ends at once. Its other messages stay hidden for a while."""
     stage.fill_numbered(100)
     assert signalled(number, number) == exit_codes.INTERRUPTED
     lines = (tmp_path / "out").read_text().splitlines()
@@ -356,16 +362,17 @@ def test_second_signal(stage, signalled, number, tmp_path):
     stem = "ApproximateNumberOfMessages"
     left = sum(int(found["Attributes"][stem + kind]) for kind in ("", "NotVisible"))
     report = last["report"]
-    twice = left + moved - 100  # each is named: its send or its delete got no response in time
+    # A message is on both queues if SQS did not answer its send or its delete in time. The report
+    # counts each of these messages.
+    twice = left + moved - 100
     assert 0 <= twice <= report["in_doubt"] + report["not_deleted"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_ends_question(stage, tmp_path, number):
-    """A signal ends the question, and the redrive writes a last event.
+    """A signal during the question ends the redrive, which still writes its last event.
 
-    SIGTERM killed it without one. After Ctrl-C it said that there is no terminal, and asked for
-    ``--yes``.
+    The redrive does not tell the user to give ``--yes``, since there is a user who could answer.
     """
     stage.fill_numbered(3)
     with (tmp_path / "out").open("wb") as output, (tmp_path / "err").open("wb") as errors:
@@ -385,16 +392,16 @@ def test_signal_ends_question(stage, tmp_path, number):
     assert sum(stage.bodies(stage.dlq).values()) == 3
 
 
-# At 3 a.m.
+# What an engineer on call needs
 
 
 UNKNOWN = record(reason="not retryable", outcome="UNKNOWN")
 
 
 def test_question_of_unknown(stage, run):
-    """A redrive asks a separate question about messages with an unknown outcome.
+    """A redrive asks a separate question about messages whose work may have been done already.
 
-    Without a user to answer, these messages stay unless ``--include-unknown`` is given.
+    With ``--yes`` it asks nothing and leaves these messages, unless ``--include-unknown`` is given.
     """
     origin = {"origin": stage.queue.arn}
     stage.fill(task(), MessageAttributes=record(**origin))
@@ -425,7 +432,7 @@ def test_show_one_message(stage, run):
 
 @pytest.mark.parametrize("command", [["sqs-redrive", "--yes"], ["sqs-peek"]])
 def test_refused_as_json(run, command):
-    """With ``--json``, a refused command also ends with a last event."""
+    """With ``--json``, a command that is refused also prints a last event."""
     result = run(*command, "no-such-queue", "--json")
     event = json.loads(result.stdout.splitlines()[-1])
     assert (event["event"], event["ended"]) == ("Finished", "refused")
@@ -433,9 +440,9 @@ def test_refused_as_json(run, command):
 
 
 def test_without_terminal(stage, run):
-    """Without a terminal, a redrive asks for ``--yes``.
+    """Without a terminal, a redrive ends and tells the user to give ``--yes``.
 
-    It asks only one question, as there is no user to answer a second one.
+    It ends after the first question, because nobody could answer the second one.
     """
     stage.fill_numbered(1)
     result = run("sqs-redrive", stage.dlq.name)
@@ -443,11 +450,11 @@ def test_without_terminal(stage, run):
     assert "--yes" in result.stderr
     stage.fill(task(), MessageAttributes=UNKNOWN)
     result = run("sqs-redrive", stage.dlq.name)
-    assert result.stderr.count("[y/N]") == 1, "nobody is there: no second question"
+    assert result.stderr.count("[y/N]") == 1, "nobody could answer a second question"
 
 
 def test_journal_by_default(stage, run, tmp_path):
-    """A redrive keeps a journal by default, for its user alone, and shows its path."""
+    """By default a redrive keeps a journal that only its user can read, and shows its path."""
     stage.fill_numbered(3)
     result = run("sqs-redrive", stage.dlq.name, "--yes", "--rate", "100/s")
     (path,) = (tmp_path / "state" / "celery-sqs-backoff").iterdir()

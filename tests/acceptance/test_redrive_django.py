@@ -1,4 +1,4 @@
-"""``manage.py sqs_redrive`` and ``sqs_peek``: the same engine, options and exit codes."""
+"""``manage.py sqs_redrive`` and ``sqs_peek`` do what the commands of ``celery`` do."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ def stage(sqs, sqs_endpoint, queue):
 
 @pytest.fixture
 def manage(stage, sqs_endpoint, tmp_path):
-    """Run the example project's ``manage.py``, its queue being the stage's."""
+    """Return a function that runs ``manage.py`` of the example project on the stage's queue."""
 
     def run(*arguments):
         return run_manage(
@@ -45,8 +45,8 @@ def test_replay(stage, manage):
 @cases(
     "arguments code",
     {
-        "no rate": (["--rate", "many"], exit_codes.USAGE),
-        "no option": (["--no-such-option"], exit_codes.USAGE),
+        "invalid rate": (["--rate", "many"], exit_codes.USAGE),
+        "unknown option": (["--no-such-option"], exit_codes.USAGE),
         "help": (["--help"], exit_codes.DONE),
     },
 )

@@ -1,4 +1,4 @@
-"""A redrive that is killed at random points, and resumed from its journal."""
+"""A redrive that is killed at random moments goes on from its journal in the next run."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
 MESSAGES = 400
 
-#: Messages that four threads can have in the air: a batch each.
-IN_THE_AIR = 4 * 10
+#: Four threads of a redrive send at the same time, each a batch of ten messages.
+UNDER_WAY = 4 * 10
 
-#: The long form: ``REDRIVE_KILLS=20 python -m pytest tests/acceptance/test_redrive_kill.py``.
+#: For more kills: ``REDRIVE_KILLS=20 python -m pytest tests/acceptance/test_redrive_kill.py``.
 KILLS = int(os.environ.get("REDRIVE_KILLS", "5"))
 
 
 def test_random_kills(sqs, proxy, queue, tmp_path):
-    """A redrive killed at random points loses no message and repeats only those that it names."""
+    """A redrive that is killed at random moments loses no message.
+
+    It sends a message twice only if it has reported this message as in doubt.
+    """
     body_of = fill(sqs, queue.dlq.url)
     proxy.set_latency(4)
     journal, output = tmp_path / "journal", tmp_path / "events"
@@ -63,14 +66,14 @@ def test_random_kills(sqs, proxy, queue, tmp_path):
 
     copies = Counter(drain(sqs, queue.url))
     named = {body_of[id_] for id_ in named_in_doubt(output)}
-    assert set(copies) == set(body_of.values())  # lost: 0
+    assert set(copies) == set(body_of.values())  # no message is lost
     assert {body for body, count in copies.items() if count > 1} <= named
-    assert len(doubt_before_last) <= KILLS * IN_THE_AIR
+    assert len(doubt_before_last) <= KILLS * UNDER_WAY
     assert not drain(sqs, queue.dlq.url)
 
 
 def fill(sqs: SQSClient, url: str) -> dict[str, str]:
-    """Put messages on a queue; from message id to body."""
+    """Send messages to a queue, and return their bodies by message ID."""
     found: dict[str, str] = {}
     for start in range(0, MESSAGES, 10):
         bodies = [json.dumps({"n": n}) for n in range(start, start + 10)]

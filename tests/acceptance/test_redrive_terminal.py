@@ -1,4 +1,4 @@
-"""``celery sqs-redrive`` on a terminal: 50 columns, a hang-up."""
+"""``celery sqs-redrive`` on a terminal that is narrow, or that the user closes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = 50
 
 
 class Terminal:
-    """A process with a terminal of its own; ``text`` is what it has shown."""
+    """A process with a terminal of its own. ``text`` is all that it has printed."""
 
     def __init__(self, command: list[str], env: dict[str, str]) -> None:
         self.master, slave = os.openpty()
@@ -84,17 +84,17 @@ def terminal(stage, tmp_path):
 
 
 def test_bar_keeps_counts(stage, terminal):
-    """The bar of a redrive shows its counts whole to the end."""
+    """The progress bar of a redrive shows its counts in full on a terminal of 50 columns."""
     bodies = stage.fill_numbered(80)
     shown = terminal("--yes", "--rate", "30/s")
     assert shown.process.wait(60) == 0
     eventually(lambda: "80 of 80 sent." in shown.text, timeout=10, message=lambda: shown.text)
-    assert re.search(r"80/80 \d+\.\d/s failed 0 back 0", shown.text), "the counts are not cut"
+    assert re.search(r"80/80 \d+\.\d/s failed 0 back 0", shown.text), "the counts are cut"
     assert stage.bodies(stage.queue) == Counter(bodies)
 
 
 def test_terminal_hangs_up(stage, terminal):
-    """A terminal that hangs up loses no message."""
+    """A redrive loses no message when its terminal hangs up."""
     bodies = stage.fill_numbered(100)
     shown = terminal("--yes", "--rate", "10/s")
     eventually(
@@ -103,5 +103,5 @@ def test_terminal_hangs_up(stage, terminal):
     shown.hang_up()
     assert shown.process.wait(60) != 0
     left, moved = stage.bodies(stage.dlq), stage.bodies(stage.queue)
-    assert left + moved == Counter(bodies), "visible at once: given back, not left to time out"
+    assert left + moved == Counter(bodies), "the redrive has not given its messages back"
     assert 0 < sum(moved.values()) < 100

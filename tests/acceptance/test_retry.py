@@ -1,4 +1,4 @@
-"""A retry hides the message for a delay and publishes nothing; also ``self.retry()``."""
+"""A retry hides the message for a delay and publishes no copy. So does ``self.retry()``."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def polls(self: Any, job: int) -> None:
 
 @task("same")
 def same(self: Any, job: int, *, step: int) -> None:
-    """Names arguments and a queue that have not changed."""
+    """Call ``self.retry`` with the arguments and the queue that the message already has."""
     note_run(self, job=job)
     if self.request.retries < 1:
         queue = self.request.delivery_info["routing_key"]
@@ -87,7 +87,7 @@ def goes_on(self: Any, page: int) -> None:
 
 @task("others_retry")
 def others_retry(self: Any) -> None:
-    """Retry as a library does that knows only Celery's tasks: it publishes before it raises."""
+    """Retry as a library does that calls Celery's own ``retry``: publish a copy, and then raise."""
     note_run(self)
     if self.request.retries < 1:
         raise Task.retry(self, countdown=0, throw=False)
@@ -110,7 +110,7 @@ def note_failure(task_id: str, exception: BaseException, **_: Any) -> None:
 
 @contextmanager
 def captured_events(broker: str) -> Iterator[list[dict[str, Any]]]:
-    """Listen as Flower does."""
+    """Collect Celery's events in a list, as the monitor Flower does."""
     monitor = Celery("monitor", broker=broker, set_as_current=False)
     events: list[dict[str, Any]] = []
     with monitor.connection_for_read() as connection:
@@ -131,12 +131,12 @@ BY_HAND = ("by-hand", "replaced", "others")
 
 
 class Retried:
-    """What two workers do, of which one is watched by Flower."""
+    """Run tasks that retry on two workers, and collect the events of the worker ``watched``."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         options: dict[str, Any] = {
-            # SQS carries no events. The worker's write broker does, and Flower reads from there.
+            # SQS cannot carry events, so the worker writes them to Redis. Flower reads them there.
             "watched": {
                 "conf": {"broker_write_url": redis_url()},
                 "options": ("--task-events",),
@@ -178,7 +178,7 @@ def retried(make_scene):
 @pytest.mark.hazard("H2", "H12")
 @pytest.mark.story("M1", "Q1")
 def test_same_message(retried):
-    """The same message is received until its task succeeds, after the delays of the policy."""
+    """Workers receive the same message, after each delay of the policy, until its task succeeds."""
     runs = [run for run in retried.stage.runs("flaky") if run["root"] == retried.flaky.id]
     assert len({run["message_id"] for run in runs}) == 1
     assert [(run["retries"], run["redelivered"]) for run in runs] == [
@@ -197,12 +197,12 @@ def test_same_message(retried):
 
 @pytest.mark.story("M1", "R1", "Q4")
 def test_spread(retried):
-    """Forty messages that fail together do not come back together."""
+    """Forty messages whose tasks fail together are hidden for different times."""
     asked = retried.stage.asked("ChangeMessageVisibilityBatch", "spread")
-    # One that comes back within seconds is received again, under another receipt handle.
+    # A message with a short delay may be received again. It then has another receipt handle.
     delayed = {entry["ReceiptHandle"] for entry in asked if entry["VisibilityTimeout"]}
     given_back = {entry["ReceiptHandle"] for entry in asked if not entry["VisibilityTimeout"]}
-    assert not delayed & given_back, "a worker that stops must leave the delays alone"
+    assert not delayed & given_back, "the worker that stopped has made hidden messages visible"
     delays = retried.stage.delays_asked("spread")[:40]
     assert all(1 <= delay <= 600 for delay in delays)
     assert len(set(delays)) >= 20
@@ -230,7 +230,7 @@ def test_signals(retried):
 
 
 def test_flower(retried):
-    """Flower sees each attempt."""
+    """Flower sees for each attempt that the task is received, started, and retried or ended."""
     attempt = ["task-received", "task-started"]
     again = [*attempt, "task-retried"]
     assert retried.seen_of(retried.flaky.id) == [*again * 3, *attempt, "task-succeeded"]
@@ -242,7 +242,7 @@ def test_flower(retried):
 
 @pytest.mark.story("M3")
 def test_by_hand(retried):
-    """``self.retry(countdown=...)`` keeps the message."""
+    """``self.retry(countdown=...)`` hides the message and publishes no copy."""
     stage = retried.stage
     for name, runs in {"polls": 3, "same": 2}.items():
         assert [run["retries"] for run in stage.runs(name)] == list(range(runs))
@@ -254,7 +254,7 @@ def test_by_hand(retried):
 
 
 def test_other_arguments(retried):
-    """``self.retry(args=...)`` replaces the message, with the same root."""
+    """``self.retry(args=...)`` sends a new message with the same root ID, and deletes the old one."""
     stage = retried.stage
     runs = stage.runs("goes_on")
     assert [(run["page"], run["retries"]) for run in runs] == [(1, 0), (2, 1), (3, 2)]
@@ -268,7 +268,7 @@ def test_other_arguments(retried):
 @pytest.mark.hazard("H1")
 @pytest.mark.story("M3")
 def test_others_retry(retried):
-    """The retry of a library, which has published a copy, does not multiply messages."""
+    """If a library's retry has published a copy of the message, the worker deletes the original."""
     stage = retried.stage
     assert [run["retries"] for run in stage.runs("others_retry")] == [0, 1]
     assert len(stage.asked("SendMessage", "others")) == 1

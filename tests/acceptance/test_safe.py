@@ -1,4 +1,4 @@
-"""Guard, lock, workflow and crash counter in real workers, with a store that they share."""
+"""Guards, locks, workflows and crash budgets in real workers that share a store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .stage import REDIS, Stage, app_of_this_module
 pytestmark = pytest.mark.redis
 
 app = app_of_this_module()
-#: Without a store a guard is refused when the task is defined.
+# Without a store, the definition of a task with a guard raises an error.
 app.conf.setdefault("sqs_backoff", {"store": redis_url()})
 
 
@@ -84,7 +84,10 @@ def plain(self: Any) -> None:
 
 
 class Scene:
-    """One worker does all; a second runs the task again that has killed its process."""
+    """Run the tasks on one worker, and a task that kills its process on two others.
+
+    The first of the two is killed after the task's first crash. The second runs the task again.
+    """
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -128,7 +131,10 @@ def scene(make_scene):
 
 @pytest.mark.story("B6")
 def test_guard(scene):
-    """A message passes again after its own retry; another in the window ends, and says why."""
+    """A guard lets a message run again after its own retry.
+
+    It skips another message with the same key in the window, and the result says why.
+    """
     assert scene.first == "sent"
     assert "another message" in scene.second["window"]["refused"]
     assert scene.second["another"] == "sent"
@@ -139,27 +145,27 @@ def test_guard(scene):
 @pytest.mark.parametrize(("how", "passes"), [("refused", True), ("timeout", False)])
 @pytest.mark.story("B1", "B3")
 def test_unset(scene, how, passes):
-    """A guard is unset only if certainly nothing was processed."""
+    """After a failure, the guard lets another message run only if the first has done no work."""
     assert (scene.second[how] == "sent") is passes
 
 
 @pytest.mark.story("W3")
 def test_lock(scene):
-    """A busy lock is no retry and no failure: with ``max_retries=0`` both run, one by one."""
+    """Two tasks that need the same lock run one after the other, and both succeed."""
     assert scene.locked == ["done", "done"]
     assert [run["what"] for run in scene.stage.runs("exclusive")] == ["start", "end"] * 2
 
 
 @pytest.mark.story("W2")
 def test_workflow(scene):
-    """The steps of a workflow whose process is lost for good are taken back."""
+    """When a workflow's task has crashed too often, its finished steps are undone."""
     assert [run["done"] for run in scene.stage.runs("take_back")] == ["7"]
     letters = [letter.record or {} for letter in scene.stage.dead_letters("main")]
     assert [r["reason"] for r in letters if r["task"] == "order"] == ["worker lost"]
 
 
 def test_crashes(scene):
-    """Each worker counts the crashes it has seen, so a killed worker's count is lost."""
+    """Each worker counts the crashes that it has seen. If a worker is killed, its count is lost."""
     workers = [run["worker"] for run in scene.stage.runs("crash")]
     assert [workers.count(worker) for worker in dict.fromkeys(workers)] == [1, 2]
     assert scene.crashed.state == "FAILURE"
@@ -169,9 +175,10 @@ def test_crashes(scene):
 
 
 def test_store_away(make_stage, tmp_path, monkeypatch):
-    """A worker starts and goes on without its store. Only the tasks that need it wait.
+    """A worker starts and goes on while its store is away. Only tasks that need the store wait.
 
-    The worker is healthy, because a restart would not help; ``sqs-status`` says what is missing.
+    ``sqs-health`` finds the worker healthy, because a restart would not help. ``sqs-status`` says
+    that it cannot read the store.
     """
     address = tmp_path / "redis" / "redis.sock"
     own = {"store": f"unix://{address}", "namespace": "shop", "secret": "s" * 32}

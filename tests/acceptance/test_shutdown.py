@@ -1,4 +1,4 @@
-"""How a worker can be told to stop: warm, soft, cold. Each message is then where it belongs."""
+"""What happens to messages when a worker stops: warm, soft or cold, in Celery's words."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ app = app_of_this_module()
 
 VISIBILITY_TIMEOUT_SECONDS = 2
 
-#: At least. Without a lease that is renewed the message would come back after half of it.
+#: The shortest time of the running task. It is twice the visibility timeout, so the worker must
+#: renew the timeout, or SQS delivers the message again.
 RUN_SECONDS = 4
 
 LONG_SECONDS = 600
@@ -32,7 +33,8 @@ class ProviderDown(Exception):
     pass
 
 
-# A second after the first receive no message would start any more, had it been tried.
+# ``retry_for=1`` lets no retry start later than a second after the first receive. It must not hold
+# up a message that a worker has received and given back before it started.
 @app.task(
     base=SQSBackoffTask,
     name="mail",
@@ -59,7 +61,8 @@ def backs_off() -> None:
     raise ProviderDown
 
 
-#: Pool, signal, ``worker_soft_shutdown_timeout``, and whether the running task may end.
+#: By name: the pool, the signal, ``worker_soft_shutdown_timeout``, and whether the worker lets its
+#: running task finish.
 WAYS = {
     "prefork-warm": ("prefork", signal.SIGTERM, 0.0, True),
     "threads-warm": ("threads", signal.SIGTERM, 0.0, True),
@@ -72,8 +75,12 @@ MAY_END = {way: may_end for way, (*_, may_end) in WAYS.items()}
 
 
 class Stopped:
-    """Workers that are stopped while one message has succeeded, but SQS does not know yet; one is
-    hidden, one runs, and two have not begun. A next worker runs what one of them has given back."""
+    """Stop workers that have messages in all states.
+
+    In each worker, one task has succeeded but SQS refuses to delete its message, one message is
+    hidden for a retry, one task runs, and two messages wait for the process. After the stop,
+    another worker runs the messages that the worker ``prefork-warm`` has given back.
+    """
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -106,13 +113,14 @@ class Stopped:
                 stage.send("mail", way, "waits", queue=way)
             self._wait(lambda way: self.runs(way, "runs"))
             eventually(lambda: self.runs("group", "runs"), timeout=60)
-            # Four: the prefetch window; five, if all came in one receive.
+            # A worker prefetches four messages, or five if it received all in one call.
             self._wait(lambda way: stage.messages(way)[1] >= 4)
             self.received = {way: stage.messages(way)[1] for way in WAYS}
             os.killpg(workers["group"].pid, signal.SIGTERM)
             for way, (_, sig, *_) in WAYS.items():
                 workers[way].send(sig)
-            # In gevent it takes until the long poll ends; and to cut tasks short takes its time.
+            # This takes long in gevent, which waits for the end of the long poll, and where the
+            # worker must first end its task.
             self._wait(lambda way: stage.delays_asked(way).count(0))
             self.still_running = [way for way in WAYS if not self.runs(way, "has run")]
             given_back.touch()
@@ -147,12 +155,12 @@ def stopped(make_scene):
 @pytest.mark.hazard("H14", "H15")
 @pytest.mark.parametrize("way", WAYS)
 def test_messages(stopped, way):
-    """After a stop the hidden message is hidden, and what has not run is visible at once."""
+    """After a stop, the retried message stays hidden. Messages that have not run are visible."""
     assert stopped.codes[way] == 0
     assert stopped.left[way] == (2 + int(not MAY_END[way]), 1)
     given_back = stopped.received[way] - 3 + int(not MAY_END[way])
     assert stopped.delays[way].count(0) == given_back
-    # Longer ones than a renewal's are for the message whose delete is refused: it is kept hidden.
+    # The worker also hides the message whose delete SQS refuses, but not for this time.
     assert stopped.delays[way].count(LONG_SECONDS) == 1
     assert stopped.stage.dead_letters(way) == []
 
@@ -160,7 +168,10 @@ def test_messages(stopped, way):
 @pytest.mark.hazard("H15")
 @pytest.mark.parametrize("way", WAYS)
 def test_running_task(stopped, way):
-    """A running task may end, or is cut short, which is no crash; a waiting task does not start."""
+    """The worker lets its running task finish, or ends it, which does not count as a crash.
+
+    It starts no task that waits for a process.
+    """
     assert len(stopped.runs(way, "has run")) == int(MAY_END[way])
     assert stopped.started[way] == 0
     assert stopped.logs[way].count("reason=cancelled") == int(not MAY_END[way])
@@ -168,17 +179,20 @@ def test_running_task(stopped, way):
 
 
 def test_given_back_at_once(stopped):
-    """A worker gives back what waits while the running task goes on."""
+    """A worker that stops gives its waiting messages back while its running task goes on."""
     assert stopped.still_running == [*WAYS]
 
 
 def test_next_worker(stopped):
-    """A message that was given back unstarted runs, although its ``retry_for`` is over."""
+    """A message that was given back before it started runs although its ``retry_for`` is over."""
     assert len(stopped.runs("prefork-warm", "waits")) == 2
 
 
 def test_process_group(stopped):
-    """A supervisor that signals the whole process group costs no crash and no delay."""
+    """A SIGTERM to the whole process group gives the running message back at once.
+
+    Some supervisors signal the whole group. The worker does not count this as a crash.
+    """
     assert stopped.delays["group"][-1] == 0
     [line] = [line for line in stopped.logs["group"].splitlines() if "sqs_backoff.retry" in line]
     assert "reason=cancelled" in line

@@ -1,4 +1,4 @@
-"""When a task runs: when it is due, and when there is a free process."""
+"""A task runs when it is due and a process of the pool is free."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def limited(name: str) -> None:
 
 
 class Scene:
-    """Three workers: for times and receives, for long tasks, and with a pool that may grow."""
+    """Run three workers: for tasks due later, for long tasks, and with a pool that may grow."""
 
     def __init__(self, stage: Stage) -> None:
         assert stage.proxy is not None
@@ -62,7 +62,8 @@ class Scene:
                 **KILLED,
             },
         }
-        # Ready first: on a busy machine a worker takes longer to start than some of these wait.
+        # The workers start before the messages are sent. On a busy machine, a worker could take
+        # longer to start than some messages have to wait.
         with stage.workers(**options):
             self._send()
             eventually(lambda: len(self.runs_of("eta", "countdown", "fifo")) >= 3, timeout=60)
@@ -70,7 +71,7 @@ class Scene:
             eventually(
                 lambda: stage.messages("main") == (0, 1),
                 timeout=60,
-                message="more than the far one",
+                message="expected only the message that is due in two hours",
             )
             eventually(lambda: self.runs_of("growing 3"), timeout=60)
 
@@ -92,7 +93,8 @@ class Scene:
             runs.apply_async(("countdown",), countdown=ETA_SECONDS, queue=main.name)
             runs.apply_async(("an hour",), countdown=3600, queue=far.name)
             runs.apply_async(("fifo",), countdown=2, queue=fifo.name)
-        # By name, as a producer does that does not know of our task class: no DelaySeconds.
+        # Send by name, as a producer does that does not have our task class. Celery then sets no
+        # DelaySeconds.
         now = datetime.now(timezone.utc)
         send("runs", "eta", eta=now + timedelta(seconds=ETA_SECONDS))
         send("runs", "far", eta=now + timedelta(hours=2))
@@ -113,7 +115,7 @@ def scene(make_scene):
 
 @pytest.mark.hazard("H10")
 def test_countdown(scene):
-    """A countdown is a delay of SQS: 15 minutes at most, and none on a FIFO queue."""
+    """A countdown is sent as DelaySeconds, at most 15 minutes. FIFO queues have no such delay."""
     published = [
         entry.get("DelaySeconds", 0)
         for queue in ("main", "far", "fifo")
@@ -133,15 +135,15 @@ def test_due(scene, name):
 
 @pytest.mark.hazard("H10", "H11")
 def test_not_due(scene):
-    """A task that is not due is hidden for as long as is left, and not held in memory."""
+    """The worker hides a message that is not due for the remaining time, and does not hold it."""
     hidden = sorted(scene.stage.delays_asked("main"))
-    assert 1 <= hidden[0] <= ETA_SECONDS, "less what the worker took to receive it"
+    assert 1 <= hidden[0] <= ETA_SECONDS, "the ETA less the time until the worker has received it"
     assert 7200 - 30 <= hidden[-1] <= 7200
     assert scene.runs_of("far") == []
 
 
 def test_late(scene):
-    """A task that is late runs at once."""
+    """A task whose ETA has passed runs at once."""
     [run] = scene.runs_of("late")
     [on_time] = scene.runs_of("eta")
     assert run["time"] < on_time["time"] - 1
@@ -149,19 +151,16 @@ def test_late(scene):
 
 @pytest.mark.hazard("H14")
 def test_long_task(scene):
-    """A task of three visibility timeouts, and one that waits behind it, run once."""
+    """A task that takes three visibility timeouts runs once. So does a task that waits for it."""
     found = scene.runs_of("first", "behind")
     assert [run["name"] for run in found] == ["first", "behind"]
     assert not any(run["redelivered"] for run in found)
-    assert all(delay >= 5 for delay in scene.stage.delays_asked("long")), "none is shortened"
+    assert all(delay >= 5 for delay in scene.stage.delays_asked("long")), "a renewal is too short"
     assert scene.stage.dead_letters("long") == []
 
 
 def test_free_process(scene):
-    """A pool that may grow does, and messages that wait for their time leave its processes free.
-
-    That is an ETA, and a rate limit of one a minute.
-    """
+    """Messages that wait for an ETA or a rate limit take no process, and a pool may grow."""
     assert len(scene.runs_of("growing 1", "growing 2", "growing 3")) == 3
     assert scene.runs_of("not due") == []
     assert len(scene.stage.runs("limited")) <= 1
