@@ -254,7 +254,7 @@ def test_by_hand(retried):
 
 
 def test_other_arguments(retried):
-    """``self.retry(args=...)`` sends a new message with the same root ID, and deletes the old one."""
+    """``self.retry(args=...)`` sends a new message with the same root ID, and deletes its own."""
     stage = retried.stage
     runs = stage.runs("goes_on")
     assert [(run["page"], run["retries"]) for run in runs] == [(1, 0), (2, 1), (3, 2)]

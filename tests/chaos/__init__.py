@@ -1,5 +1,5 @@
-"""Chaos: many tasks, a faulty SQS, and workers that are killed. ``python -m tests.chaos --help``.
+"""Run many tasks while calls to SQS fail and workers are killed: ``python -m tests.chaos --help``.
 
-Nothing may be lost, and whatever ran again after it had succeeded must have a reason that was
-injected: a kill, or a call to SQS that was spoiled.
+No message may be lost. If a task runs again after its message was settled, a kill or a failed call
+must explain it.
 """

@@ -16,25 +16,28 @@ GOOD, BAD = 0, 1
 
 
 def main() -> int:
-    """Kill workers and spoil calls to SQS at random, and check that no message is lost.
+    """Kill workers and let calls to SQS fail at random, and check that no message is lost.
 
-    Exit code 0: every message is done or a dead letter with a reason, and every run beyond the
-    first success is explained by an injected fault. 1: not so.
+    The exit code is 0 if each message is done or a dead letter with a reason, and an injected fault
+    explains each run after the one that settled the message. Otherwise it is 1.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=main.__doc__)
-    parser.add_argument("--tasks", type=int, default=2500, help="default %(default)s")
-    parser.add_argument("--seed", type=int, help="default: drawn, and printed")
+    parser.add_argument("--tasks", type=int, default=2500, help="number of tasks [%(default)s]")
+    parser.add_argument("--seed", type=int, help="default: a random seed, which is printed")
     parser.add_argument(
         "--seconds",
         type=float,
-        help="of chaos; after it, up to a minute to finish. Default: a second for 20 tasks",
+        help="how long to kill workers and let calls fail. The workers then have a minute to "
+        "finish. Default: a second for each 20 tasks",
     )
     parser.add_argument(
-        "--logs", type=Path, help="directory to keep workers' logs and calls in; default: not kept"
+        "--logs",
+        type=Path,
+        help="directory for the workers' logs and calls; default: they are not kept",
     )
     options = parser.parse_args()
     seed = random.randrange(10**6) if options.seed is None else options.seed
-    sys.stdout.write(f"seed {seed}: the same with --seed {seed}\n")
+    sys.stdout.write(f"seed {seed}: --seed {seed} draws the same tasks, faults and kills\n")
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
         if options.logs is not None:

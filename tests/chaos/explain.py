@@ -1,6 +1,7 @@
-"""Why did a message run again that a run had already settled? Pure: times and facts in, a word out.
+"""Find the injected fault because of which a message ran again after it had been settled.
 
-All times are seconds of one monotonic clock, which Linux gives to all processes of a machine.
+A run settles its message when it succeeds or fails for good. The functions are pure. All times are
+seconds of one monotonic clock, which Linux gives to all processes of a machine.
 """
 
 from __future__ import annotations
@@ -8,29 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-#: The run has decided what becomes of its message: there should be no other after it.
+#: A run with one of these outcomes settles its message, so no other run should come after it.
 SETTLING = {"success", "fail"}
 
 _DELETE = "DeleteMessageBatch"
 _HIDE = "ChangeMessageVisibilityBatch"
 _DEAD_LETTER = "SendMessageBatch"
 
-#: A worker that nothing keeps from it deletes a message that is done within this time.
+#: Unless a fault prevents it, a worker deletes the message of a finished run within this time.
 _PROMPT_SECONDS = 2.0
 
-#: A request may be on its way for so long between a clock reading here and one there.
+#: A request may take this long from the process that sends it to the process that notes it.
 _SLACK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run of a message, as its task has noted it. ``outcome``: ``None`` if it was cut short."""
+    """A run of a message, as its task has noted it. ``outcome`` is None if the process died."""
 
     message_id: str
     worker: int  # pid of the main process
     pid: int
     received_at: float
-    #: When the worker had the answer to its receive; ``None``: at once.
+    #: When the worker got the response with the message. None: at ``received_at``.
     arrived_at: float | None = None
     started_at: float
     ended_at: float | None = None
@@ -39,20 +40,20 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What became of one message in one call to SQS. ``fault``: what was injected."""
+    """What happened to one message in one call to SQS. ``fault`` names the injected fault."""
 
     action: str
     worker: int
     at: float
     answered_at: float
-    reached: bool = True  # SQS has acted on it
+    reached: bool = True  # SQS has carried out the call
     fault: str | None = None
-    seconds: int | None = None  # of a ChangeMessageVisibility
+    seconds: int | None = None  # the visibility timeout, if the call sets one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """A signal that was sent to a process: a worker's main one with all of its children, or one."""
+    """A signal to one process of a worker, or to its main process and all its children."""
 
     at: float
     signal: str
@@ -61,22 +62,22 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What happened to one message, and around it."""
+    """What happened to one message, and to all workers in the meantime."""
 
     visibility_timeout_seconds: float
-    #: Answers of ReceiveMessage that had the message.
+    #: When SQS handed the message out.
     received_at: Sequence[float] = ()
     #: Calls about the message.
     calls: Sequence[Call] = ()
-    #: Calls whose answers were held back, of any worker, about any messages.
+    #: Calls of all workers, about any message, whose responses were delayed by an injected fault.
     slow_calls: Sequence[Call] = ()
     kills: Sequence[Kill] = ()
-    #: When SQS could not be reached: from, to.
+    #: The beginning and the end of each time in which no worker could reach SQS.
     outages: Sequence[tuple[float, float]] = field(default=())
 
 
 def extra_runs(runs: Iterable[Run]) -> tuple[Run | None, list[Run]]:
-    """Find the run of one message that settled it first, and those that began after that one."""
+    """Return the run that settled a message first, and all runs that began after that run."""
     ordered = sorted(runs, key=lambda run: run.started_at)
     settled = [run for run in ordered if run.outcome in SETTLING]
     if not settled:
@@ -86,24 +87,24 @@ def extra_runs(runs: Iterable[Run]) -> tuple[Run | None, list[Run]]:
 
 
 def explain(extra: Run, settled: Run, history: History) -> str | None:
-    """Name the injected fault that made ``extra`` of a message that ``settled`` had done with.
+    """Name the injected fault because of which ``extra`` ran, although ``settled`` did.
 
-    ``None``: there is none, so it is a bug.
+    Return None if there is no such fault. Then there is a bug.
     """
     first, second = sorted((settled, extra), key=lambda run: run.received_at)
-    until = second.received_at  # from then on there were two holders
+    until = second.received_at  # from then on, two runs had the message
     if any(c.action == _DELETE and c.reached and c.at < until for c in history.calls):
-        return None  # SQS had deleted it: it can only be another message
+        return None  # SQS had deleted the message before, so no fault explains this receive
     if first is settled and (found := _not_removed(extra, settled, until, history)):
         return found
     return _lapsed(first, until, history)
 
 
 def explains_copies(history: History) -> bool:
-    """Whether something injected made a message a dead letter twice.
+    """Return whether an injected fault explains why a message became a dead letter twice.
 
-    It is sent first and deleted then, so that it is not lost in between: a lost answer to either
-    call, or the worker's end, makes a copy.
+    To lose no message, the worker first sends the dead letter and then deletes the message. If the
+    response to either call is lost, or the worker dies in between, the next run sends a second one.
     """
     removals = [c for c in history.calls if c.action in (_DELETE, _DEAD_LETTER)]
     return any(
@@ -115,7 +116,7 @@ def explains_copies(history: History) -> bool:
 
 
 def _not_removed(extra: Run, settled: Run, until: float, history: History) -> str | None:
-    """The worker has died, or could not reach SQS, before the message was deleted."""
+    """Name the fault that kept the worker from deleting the message; None if there is none."""
     ended_at = settled.ended_at or settled.started_at
     deadline = ended_at + _PROMPT_SECONDS
     is_same_receive = extra.received_at == settled.received_at
@@ -125,7 +126,8 @@ def _not_removed(extra: Run, settled: Run, until: float, history: History) -> st
             and settled.started_at <= kill.at <= deadline
             and kill.at <= (extra.started_at if is_same_receive else until)
         ):
-            # With one receive: the pool has begun the job again, not knowing that it was begun.
+            # Two runs of one receive: the pool did not know that the killed process had begun the
+            # task, and has let another process begin it again.
             return f"{kill.signal} before the {'pool knew' if is_same_receive else 'delete'}"
     if until < ended_at:
         return None
@@ -147,9 +149,10 @@ def _not_removed(extra: Run, settled: Run, until: float, history: History) -> st
 
 
 def _postponed(settled: Run, ended_at: float, until: float, history: History) -> bool:
-    """Its worker began while SQS was away, so that it did not know where dead letters go.
+    """Return whether the worker could not send the dead letter yet, and hid the message instead.
 
-    It has hidden the message, and would not run it again; but another worker has received it.
+    A worker that starts while SQS is away does not know the dead-letter queue yet. It does not run
+    the hidden message again, but another worker may receive and run it.
     """
     return any(began < ended_at for began, _ in history.outages) and any(
         c.action == _HIDE and c.worker == settled.worker and ended_at <= c.at <= until
@@ -158,7 +161,10 @@ def _postponed(settled: Run, ended_at: float, until: float, history: History) ->
 
 
 def _lapsed(holder: Run, until: float, history: History) -> str | None:
-    """The hold ran out: for most of the time in which it should have been renewed, it could not."""
+    """Name the fault that kept the worker from renewing the visibility timeout, or return None.
+
+    The faults must cover half of the time in which the worker should have renewed it.
+    """
     holds = [(at, history.visibility_timeout_seconds) for at in history.received_at]
     holds += [
         (c.at, c.seconds) for c in history.calls if c.action == _HIDE and c.reached and c.seconds
@@ -168,7 +174,7 @@ def _lapsed(holder: Run, until: float, history: History) -> str | None:
         return None
     held_at, seconds = max(before, key=sum)
     if until < held_at + seconds - 1:
-        return None  # it was hidden, and came all the same
+        return None  # SQS handed the message out although it was hidden
     blocked = [
         (holder.received_at, holder.arrived_at or holder.received_at),
         *history.outages,

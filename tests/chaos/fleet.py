@@ -1,4 +1,4 @@
-"""Several workers at a time; one that has ended is replaced, until the fleet is told to stop."""
+"""Run several workers at a time, and replace each one that ends, until the chaos is over."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _STOP_TIMEOUT_SECONDS = 25.0
 
 @dataclass(frozen=True, kw_only=True)
 class Manned:
-    """A worker of the run, with the key that marks its calls to SQS."""
+    """A worker that was started, with the access key that marks its calls to SQS."""
 
     pid: int
     access_key: str
 
 
 class Berth:
-    """A place for one worker at a time."""
+    """A place for one worker at a time. When the worker ends, another one starts in its place."""
 
     def __init__(self, stage: Stage, pool: str, concurrency: int, stopping: threading.Event):
         self.pool = pool
         self.worker: Worker | None = None
         self.manned: list[Manned] = []
-        #: Workers that ended without a signal, with their output.
+        #: The output of each worker that ended although nobody had sent it a signal.
         self.deserted: list[str] = []
         self.told_to_end: set[int] = set()
         self._stage = stage
@@ -61,7 +61,7 @@ class Berth:
                     stop_timeout=_STOP_TIMEOUT_SECONDS,
                 ) as worker:
                     self._watch(worker, key)
-            except AssertionError as exc:  # it did not start
+            except AssertionError as exc:  # the worker did not start
                 self.deserted.append(str(exc))
 
     def _watch(self, worker: Worker, key: str) -> None:
@@ -75,13 +75,13 @@ class Berth:
 
 
 class Fleet:
-    """All berths."""
+    """All berths, and the workers that were started in them."""
 
     def __init__(self, berths: list[Berth]) -> None:
         self.berths = berths
 
     def pid_of(self, access_key: str) -> int | None:
-        """Return the worker with this key, or ``None`` for one that never became ready."""
+        """Return the pid of the worker with this key, or None if that worker never became ready."""
         manned = (m for berth in self.berths for m in berth.manned)
         return next((m.pid for m in manned if m.access_key == access_key), None)
 
@@ -92,9 +92,9 @@ class Fleet:
 
 @contextmanager
 def fleet(stage: Stage) -> Iterator[Fleet]:
-    """Keep a crew running, ready when the block begins.
+    """Keep the workers of ``CREW`` running during the block. They are ready when it begins.
 
-    At the end all workers get SIGTERM at the same time, and are waited for.
+    At its end, all workers get SIGTERM at the same time. The block ends when they have stopped.
     """
     stopping = threading.Event()
     berths = [Berth(stage, pool, concurrency, stopping) for pool, concurrency in CREW]

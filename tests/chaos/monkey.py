@@ -1,4 +1,4 @@
-"""Kills children and whole workers at random, tells some to stop, and pulls the plug of SQS."""
+"""Kill pool processes and workers, stop workers, and cut them off from SQS, at random moments."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .fleet import Berth, Fleet
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: Outages last so long, in seconds.
+#: The shortest and the longest outage of SQS.
 OUTAGE_SECONDS = (0.3, 1.5)
 
 
 class Monkey:
-    """At work inside a ``with`` block. What it does, and when, is drawn; what it did is noted.
+    """Disturb the workers of a fleet during the ``with`` block, and note each deed.
 
     Arguments:
-        pause_seconds: between two deeds, at the most (drawn, uniform).
+        pause_seconds: the longest pause between two deeds. Each pause is drawn uniformly from 0.
     """
 
     def __init__(self, fleet: Fleet, proxy: FaultProxy, rng: Random, pause_seconds: float) -> None:
@@ -70,7 +70,7 @@ class Monkey:
         return bool(pids) and self._signal(self._rng.choice(sorted(pids)), signal.SIGKILL)
 
     def _kill_worker(self) -> bool:
-        """With all its processes."""
+        """Kill a worker with all its processes."""
         berth = self._rng.choice(self._fleet.berths)
         if (worker := berth.worker) is None:
             return False
@@ -80,7 +80,7 @@ class Monkey:
         return True
 
     def _stop_worker(self) -> bool:
-        """As a deploy does."""
+        """Stop a worker with SIGTERM, as a deploy does."""
         berth: Berth = self._rng.choice(self._fleet.berths)
         if (worker := berth.worker) is None or worker.pid in berth.told_to_end:
             return False

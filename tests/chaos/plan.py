@@ -1,4 +1,4 @@
-"""Draws the acts of each task of a run from the seed."""
+"""Draw what each task of a chaos run does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 Behaviour = Literal["succeed", "retry", "fail", "crash"]
 
-#: How many of a hundred tasks: behaviour, how often at the most before it succeeds.
+#: How many of a hundred tasks behave in this way, and in how many runs before they succeed.
 _SHARES: dict[tuple[Behaviour, int], int] = {
     ("succeed", 0): 62,
     ("retry", 1): 10,
@@ -16,16 +16,16 @@ _SHARES: dict[tuple[Behaviour, int], int] = {
     ("retry", 3): 4,
     ("fail", 0): 8,
     ("crash", 1): 8,
-    ("crash", 1_000_000): 2,  # until it is given up
+    ("crash", 1_000_000): 2,  # until the worker gives the message up
 }
 
-#: How many of a hundred tasks last between two numbers of seconds.
+#: How many of a hundred tasks take a time between these two numbers of seconds.
 _SECONDS = {(0.0, 0.05): 84, (0.3, 1.0): 14, (3.0, 7.0): 2}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One task: it does as its behaviour says at its first ``times`` runs, then succeeds."""
+    """What one task does. ``retry`` and ``crash`` last for ``times`` runs, and then it succeeds."""
 
     task_id: str
     behaviour: Behaviour
@@ -34,7 +34,7 @@ class Plan:
 
 
 def draw_plan(tasks: int, rng: Random) -> list[Plan]:
-    """Draw the plans of a number of tasks. The same rng gives the same plans."""
+    """Draw the plans of this many tasks. A generator with the same seed gives the same plans."""
     kinds = rng.choices(list(_SHARES), list(_SHARES.values()), k=tasks)
     ranges = rng.choices(list(_SECONDS), list(_SECONDS.values()), k=tasks)
     return [

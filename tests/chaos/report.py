@@ -1,4 +1,4 @@
-"""The figures of a run of chaos as a table, and whether they are good."""
+"""The figures of a chaos run, as a table, and whether anything went wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Extra:
-    """A run after the one that had settled its message; without a ``why`` it is a bug."""
+    """A run that began after another run had settled the message.
+
+    ``why`` names the injected fault that explains it. None means that there is a bug.
+    """
 
     task_id: str
     why: str | None
@@ -18,7 +21,7 @@ class Extra:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The outcome of one run. ``letters``: reasons of the dead letters of each task id."""
+    """The result of one chaos run. ``letters`` has the reasons of each task's dead letters."""
 
     seed: int
     sent: Sequence[str]
@@ -26,19 +29,19 @@ class Report:
     letters: Mapping[str, Sequence[str | None]]
     runs: int
     extras: Sequence[Extra]
-    #: Task ids of dead letters that are there twice, without a fault that has made it so.
+    #: IDs of tasks with two dead letters of which no injected fault explains the second.
     copies_of_nothing: Sequence[str]
     faults: Mapping[str, int]
     deeds: Mapping[str, int]
     workers: int
-    #: Output of workers that ended without a signal.
+    #: The output of each worker that ended although nobody had sent it a signal.
     deserted: Sequence[str]
-    #: Messages left on the queue, visible and hidden; empty: none.
+    #: How many messages are left on the queue, visible and hidden. Empty if there are none.
     left: Sequence[int]
 
     @property
     def lost(self) -> list[str]:
-        """Neither done nor a dead letter."""
+        """The IDs of tasks that are neither done nor dead letters."""
         return [task_id for task_id in self.sent if task_id not in self.done | self.letters.keys()]
 
     @property
@@ -61,7 +64,7 @@ class Report:
         )
 
     def lines(self) -> Iterator[str]:
-        """Return the table and, if the run is not good, the facts to find out why."""
+        """Yield the lines of the table and, if something went wrong, facts to find out why."""
         reasons = Counter(reasons[0] for reasons in self.letters.values())
         copies = sum(len(reasons) - 1 for reasons in self.letters.values())
         rows: list[tuple[str, object]] = [

@@ -1,4 +1,4 @@
-"""One run of chaos: send, disturb, heal, wait, and count."""
+"""Send tasks, disturb the workers, let them finish in peace, and count what happened."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from .witness import ACTIONS, witness
 
 VISIBILITY_TIMEOUT_SECONDS = 6
 
-#: Longer than the timeout of the calls that settle, so the worker doesn't know the outcome.
+#: Longer than a worker waits for the response to a call that deletes or hides a message. So the
+#: worker does not learn whether SQS has carried out the call.
 TIMEOUT_SECONDS = 12.0
 
 
@@ -48,10 +49,11 @@ def run_chaos(
     """Send ``tasks`` over ``chaos_seconds`` of faults and kills, and then let the workers finish.
 
     Arguments:
-        seed: of what tasks do, of faults, and of kills. (What they coincide with is the clock's.)
-        directory: an empty one, for the workers' logs, the calls to SQS, and what tasks noted.
-        pause_seconds: of the monkey, between two deeds, at the most.
-        drain_seconds: after the chaos, until every message must be done or a dead letter.
+        seed: decides what tasks do, which calls fail, and whom the monkey kills. Which events
+            happen at the same time still differs from run to run.
+        directory: an empty directory for the workers' logs, the calls to SQS and the tasks' notes.
+        pause_seconds: the longest pause between two deeds of the monkey.
+        drain_seconds: within this time after the chaos, each message must be done or a dead letter.
     """
     rng = Random(seed)
     plans = draw_plan(tasks, rng)
@@ -132,7 +134,7 @@ def _report(
             history = witnessed.history(task_id, extra.message_id, monkey)
             why = explain(extra, settled, history)
             extras.append(Extra(task_id, why, () if why else _timeline(history, of_this)))
-    rerun = {extra.task_id for extra in extras}  # and then made a dead letter again
+    rerun = {extra.task_id for extra in extras}  # the second run may send a second dead letter
     copied = [task_id for task_id, reasons in letters.items() if len(reasons) > 1]
     of_nothing = [
         task_id
@@ -185,7 +187,7 @@ def _runs(
 
 
 class _Witnessed:
-    """Return the notes of the proxy, by message."""
+    """What the proxy has noted, by message."""
 
     def __init__(self, calls: Sequence[dict[str, Any]], crew: Fleet) -> None:
         self._calls = calls
@@ -234,7 +236,7 @@ class _Witnessed:
 
 
 def _timeline(history: History, runs: Iterable[Run]) -> tuple[str, ...]:
-    """Print the facts for the search for the bug."""
+    """Return what happened to a message, one event per line, to help find the bug."""
     events: list[tuple[float, str]] = [(at, "received") for at in history.received_at]
     for call in history.calls:
         facts = f"{call.action} by {call.worker}, {call.seconds} s, fault {call.fault}"

@@ -1,4 +1,4 @@
-"""The Celery app of the workers under chaos. Its task follows its plan, and notes each run."""
+"""The Celery app of the workers in a chaos run. Its task follows a plan, and notes each run."""
 
 from __future__ import annotations
 
@@ -63,4 +63,4 @@ def _main_process() -> int:
 def _crash() -> NoReturn:
     if current_process()._parent_pid:
         os._exit(1)
-    raise SystemExit(1)  # with the threads pool all tasks share the process
+    raise SystemExit(1)  # in the threads pool, all tasks share this process

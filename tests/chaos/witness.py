@@ -1,6 +1,6 @@
-"""A fault proxy that writes its acts to a file, with one JSON object per call.
+"""A fault proxy that writes each call and its fault to a file, as one JSON object per line.
 
-Which worker has called is told by its access key.
+The access key of a call tells which worker has made it.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class _Witness(_Proxy):
             "fault": None,
             "reached_at": None,
             "entries": [],
-            "spoiled": [],  # positions, of the entries that a fault was for
-            "succeeded": [],  # positions, of the entries that SQS has acted on
+            "spoiled": [],  # positions of the entries that the fault has hit
+            "succeeded": [],  # positions of the entries that SQS has carried out
             "received": {},  # message ids by receipt handle
         }
         _call.set(call)
@@ -103,7 +103,7 @@ class _Witness(_Proxy):
 
 @contextmanager
 def witness(upstream: str, log: Path) -> Iterator[FaultProxy]:
-    """Run a proxy in front of ``upstream`` that writes its calls to ``log``."""
+    """Run a proxy in front of the SQS at ``upstream``. It writes each call to ``log``."""
     options = ("--log", str(log))
     with running(__name__, upstream, *options, output=log.with_suffix(".output")) as proxy:
         yield proxy
