@@ -1,6 +1,6 @@
 """Try the installed package without extras. ``tox -e bare`` and ``make release-check`` run this.
 
-It needs nothing but the package and its requirements, so it is a program and no test of pytest.
+It needs nothing but the package and its requirements. So it is a program, and no test for pytest.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-#: Libraries of extras. With one of them here, the rest would prove nothing.
+#: Libraries of extras. If one of them is installed, the checks would prove nothing.
 LIBRARIES = ("django", "redis", "matplotlib", "prometheus_client", "moto", "pytest")
 
-#: Modules that are imported only where the library of their extra is in use.
+#: Modules that can be imported only if the library of their extra is installed.
 OF_AN_EXTRA = ("celery_sqs_backoff.contrib.django.", "celery_sqs_backoff.testing")
 
-#: A use of each extra, in a process of its own.
+#: Code that needs each extra. The check runs it in a process of its own.
 USES = {
     "testing": "import celery_sqs_backoff.testing",
     "redis": "from celery_sqs_backoff.store.settings import open_store; open_store('redis://h')",
@@ -30,7 +30,7 @@ USES = {
     " plot([], '', Path('outage.svg'))",
 }
 
-#: A user's app, for the command that needs one.
+#: The app of a user, for the command that needs an app.
 APP = """
 from celery import Celery
 
@@ -43,7 +43,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def check_imports() -> int:
-    """Import each module that needs no extra; return how many there are."""
+    """Import each module that needs no extra, and return their number."""
     package = importlib.import_module("celery_sqs_backoff")
     assert "site-packages" in str(package.__file__), package.__file__
     walked = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
@@ -54,7 +54,7 @@ def check_imports() -> int:
 
 
 def check_sentences() -> None:
-    """Use each extra: the last line of the traceback says which extra to install."""
+    """Check that the last line of the traceback says which extra to install."""
     for extra, code in USES.items():
         said = run("-c", code).stderr.strip().rpartition("\n")[2]
         assert f"pip install 'celery-sqs-backoff[{extra}]'" in said, (extra, said)
@@ -62,7 +62,7 @@ def check_sentences() -> None:
 
 
 def check_commands() -> int:
-    """Ask each command for its help, and run the one that needs no queue; return their number."""
+    """Ask each command for its help, run a command that needs no queue, and return their number."""
     celery = str(Path(sys.executable).with_name("celery"))
     commands = [each.name for each in entry_points(group="celery.commands") if "sqs" in each.name]
     for name in commands:
@@ -79,7 +79,7 @@ def check_commands() -> int:
 
 
 def main() -> None:
-    """Check all of it; the first thing that is wrong ends the program."""
+    """Run all checks. The first check that fails ends the program."""
     present = [name for name in LIBRARIES if find_spec(name)]
     assert not present, f"not bare: {', '.join(present)}"
     modules = check_imports()

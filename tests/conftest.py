@@ -1,4 +1,4 @@
-"""Fixtures that all tests share: the servers they need, queues of their own, and no leftovers."""
+"""Fixtures for all tests: servers, queues, and a clean state before each test."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["celery_sqs_backoff.testing", "pytester"]
 
-# The same examples each time, so that a red run is the change's fault. To look for others:
-# HYPOTHESIS_PROFILE=explore
+# Hypothesis tries the same examples in each run. So a test that begins to fail does so because the
+# code has changed. With HYPOTHESIS_PROFILE=explore, it tries other and more examples.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
@@ -48,9 +48,10 @@ _SERVICES = {"redis": 6379, "rabbitmq": 5672}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let tests of signals work in a background job too.
+    """Restore SIGINT and SIGHUP, so that tests of signals also work in a background job.
 
-    A shell ignores SIGINT for it, and nohup ignores SIGHUP. The tests' processes inherit both.
+    A shell makes its background jobs ignore SIGINT, and nohup makes a job ignore SIGHUP. Processes
+    that a test starts would inherit this.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -68,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if seconds_of(item.nodeid) > SLOW_SECONDS:
             item.add_marker(pytest.mark.slow)
         if (again := item.get_closest_marker("rerun")) is not None:
-            [why] = again.args  # no test is repeated without a reason
+            [why] = again.args  # the mark must give a reason
             assert why
             item.add_marker(pytest.mark.flaky(reruns=1))
         if "sqs_endpoint" in getattr(item, "fixturenames", ()):
@@ -76,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Say it before the first test, and once, when the server costs money or cannot be had."""
+    """Before the first test, say if the SQS server costs money. Stop if there is no server."""
     if any(item.get_closest_marker("server") for item in session.items):
         try:
             if said := before_the_first_call():
@@ -86,7 +87,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A missing service skips on a laptop and fails in CI, where nobody reads skips."""
+    """Skip a test whose service is missing. In CI, where nobody reads of skipped tests, fail it."""
     for marker, port in _SERVICES.items():
         if item.get_closest_marker(marker) and not _listens(port):
             give_up = pytest.fail if os.environ.get("CI") else pytest.skip
@@ -102,7 +103,7 @@ def _listens(port: int) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the run when a test has left a process behind; by now all fixtures are torn down."""
+    """Fail the run if a test has left a process behind. All fixtures are torn down by now."""
     try:
         eventually(lambda: not _left_over(), timeout=2)
     except AssertionError:
@@ -118,7 +119,7 @@ def _left_over() -> dict[int, str]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say why a test was repeated: that it passed then may hide a fault."""
+    """Show why a test first failed and was repeated. That it passed later may hide a fault."""
     for report in terminalreporter.getreports("rerun"):
         terminalreporter.section(f"repeated: {report.nodeid}")
         terminalreporter.line(report.longreprtext)
@@ -126,13 +127,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def no_django_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test starts must not find the settings that another test has named."""
+    """Hide ``DJANGO_SETTINGS_MODULE``, which another test may have set, from a test's processes."""
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
 
 
 @pytest.fixture(autouse=True)
 def root_log_level() -> Iterator[None]:
-    """Undo what a worker in a thread of the tests, or a set-up of logging, has changed for all."""
+    """Undo changes to logging by an earlier test, for example by a worker in one of its threads."""
     level = logging.getLogger().level
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if isinstance(logger, logging.Logger) and name.startswith("celery"):
@@ -145,24 +146,24 @@ def root_log_level() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def results_in_memory() -> Iterator[None]:
-    """Forget the results in memory, which all apps share; the next test may use the same ids."""
+    """Forget the results in Celery's memory backend. All apps share it, and IDs may come again."""
     yield
     cache_backend._DUMMY_CLIENT_CACHE.clear()
 
 
 @pytest.fixture(autouse=True)
 def results_may_be_waited_for() -> Iterator[None]:
-    """Let the next test wait for a result; a worker in this process forbids it to all tasks."""
+    """Let the next test wait for a result. A worker in this process forbids this to all tasks."""
     yield
     _state._set_task_join_will_block(False)
 
 
 @contextmanager
 def _tasks_of_other_apps() -> Iterator[None]:
-    """Forget the tasks that an app here shares with every app that is finalized after it.
+    """Forget the tasks that the apps of this block share with all later apps.
 
-    ``@app.task`` does so by default. A later test would find a task of that name, and its own
-    would not be registered.
+    By default, ``@app.task`` adds a task to each app that is finalized later. If a later test
+    defines a task of the same name, Celery would keep the old task and not register the new one.
     """
     shared = _state._on_app_finalizers
     before = set(shared)
@@ -184,11 +185,11 @@ def tasks_of_a_test(tasks_of_a_module: None) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def sqs_endpoint(pytestconfig: pytest.Config) -> Iterator[str]:
-    """A fast and concurrent SQS: ministack, or what ``SQS_SERVER`` or ``SQS_ENDPOINT`` names."""
+    """The URL of an SQS: ministack, unless ``SQS_SERVER`` or ``SQS_ENDPOINT`` names another one."""
     capture = pytestconfig.pluginmanager.getplugin("capturemanager")
     with ExitStack() as stack:
         yield stack.enter_context(sqs_server())
-        with capture.global_and_fixture_disabled():  # what it says at the end is for people
+        with capture.global_and_fixture_disabled():  # show what the server says when it stops
             stack.close()
 
 
@@ -200,7 +201,10 @@ def sqs(sqs_endpoint: str) -> SQSClient:
 
 @pytest.fixture
 def make_queue(sqs: SQSClient) -> Iterator[Callable[..., LocalQueue]]:
-    """Make queues on ``sqs_endpoint``, with a DLQ each, as ``create_local_queue`` does."""
+    """Yield a function that makes a queue on ``sqs_endpoint``, by default with a dead-letter queue.
+
+    It takes the options of ``create_local_queue``.
+    """
     made: list[LocalQueue] = []
 
     def make(**options: Any) -> LocalQueue:
@@ -215,7 +219,7 @@ def make_queue(sqs: SQSClient) -> Iterator[Callable[..., LocalQueue]]:
 
 @pytest.fixture
 def queue(make_queue: Callable[..., LocalQueue]) -> LocalQueue:
-    """A standard queue with a DLQ on ``sqs_endpoint``."""
+    """A standard queue with a dead-letter queue, on ``sqs_endpoint``."""
     return make_queue()
 
 
@@ -227,7 +231,7 @@ def _proxy(sqs_endpoint: str) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def proxy(_proxy: FaultProxy) -> Iterator[FaultProxy]:
-    """A fault proxy in front of ``sqs_endpoint``, without faults, latency or counts."""
+    """A fault proxy in front of ``sqs_endpoint``, at first without faults, latency and counts."""
     _proxy.heal()
     _proxy.set_latency(0)
     _proxy.record()
@@ -238,7 +242,7 @@ def proxy(_proxy: FaultProxy) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def proxied_sqs(proxy: FaultProxy) -> SQSClient:
-    """A boto3 client that goes through ``proxy``, and does not try again by itself."""
+    """A boto3 client that calls SQS through ``proxy``, and does not retry by itself."""
     return sqs_client(
         proxy.endpoint, retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=5
     )
@@ -246,5 +250,8 @@ def proxied_sqs(proxy: FaultProxy) -> SQSClient:
 
 @pytest.fixture
 def record(tmp_path: Path) -> Record:
-    """Where tasks in worker processes note what happened; pass ``record.env`` to the worker."""
+    """A record in which tasks of worker processes note what happened.
+
+    The test passes ``record.env`` to the worker.
+    """
     return Record(tmp_path / "record")

@@ -1,7 +1,7 @@
-"""Which test guards against which known way to lose a message, or to run it twice.
+"""List the known ways to lose a message or to run it twice, and the tests that guard against them.
 
-A test says what it guards against by ``@pytest.mark.hazard("H4")``. ``python -m tests.hazards``
-writes the page ``tests/hazards.md`` from these marks.
+The mark ``@pytest.mark.hazard("H4")`` says against which hazard a test guards.
+``python -m tests.hazards`` writes the page ``tests/hazards.md`` from these marks.
 """
 
 from __future__ import annotations
@@ -15,59 +15,65 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 PAGE = TESTS / "hazards.md"
 
-#: What goes wrong in stock Celery on SQS (0.x), or in a naive way to retry there (Hx).
+#: What goes wrong with stock Celery on SQS (0.x), or with a naive retry by visibility timeout (Hx).
 HAZARDS: Mapping[str, str] = {
     "0.1": "One failed receive (a 5xx, a timeout, expired credentials) ends the worker.",
-    "0.2": "After a broker error the worker is connected again, and never asks for a message.",
-    "0.3": "When the consumer restarts, running tasks run a second time and are never deleted.",
-    "H1": "Somebody's own retry has published a copy, and the original is kept as well: "
+    "0.2": "After a broker error the worker connects again, but never asks for a message again.",
+    "0.3": "When the consumer restarts, running tasks run a second time, and the worker never "
+    "deletes their messages.",
+    "H1": "A library's own retry publishes a copy, and the original is retried as well. So "
     "messages multiply.",
-    "H2": "The headers of a message never change, so the count of retries stays at 0.",
+    "H2": "The headers of a hidden message never change, so the retry count in them stays 0.",
     "H3": "SQS counts receives, and not every receive is an attempt.",
-    "H4": "A hard time limit is reported twice, and in another order in each pool.",
-    "H5": "An exception in a callback of the pool disappears, and with it a place in the prefetch "
-    "window.",
-    "H6": "What a retry carries is lost when it is pickled on its way from the pool's process.",
-    "H7": "With early acknowledgement the message is deleted before its task has run.",
-    "H8": "A failure is handled, but what Celery does besides is forgotten: revoked and cancelled "
-    "tasks.",
-    "H9": "After a crash nobody is left to announce the retry.",
-    "H10": "A task that is due later than the visibility timeout is received, and run, again and "
-    "again.",
-    "H11": "Giving a message back until it is due blocks the event loop, or deletes it.",
-    "H12": "Celery's ways to acknowledge and to reject delete the message, or overwrite its delay.",
-    "H13": "Once the channel is closed, the message can no longer be deleted through it.",
-    "H14": "Visibility is not renewed while a task, or a shutdown, keeps the event loop busy.",
-    "H15": "Visibility is no longer renewed once a warm shutdown has begun.",
-    "H16": "A renewal that comes after a backoff, or after a release, overwrites it.",
-    "H17": "The visibility timeout is the queue's, not the one in the settings; and SQS ends every "
-    "hold after 12 hours.",
-    "H18": "Calls that settle messages wait for minutes, with the defaults of boto3.",
-    "H19": "Processes forked while threads and clients exist share what they must not.",
-    "H20": "At `maxReceiveCount` SQS moves the message silently: no reason, and whoever waits for "
+    "H4": "Celery reports a hard time limit twice, and each pool does so in another order.",
+    "H5": "Celery swallows an exception in a callback of the pool. The worker then receives one "
+    "message less at a time, for ever.",
+    "H6": "A retry loses its data when the pool's process pickles it for the main process.",
+    "H7": "With early acknowledgement, the worker deletes the message before its task has run.",
+    "H8": "Code that handles failures in Celery's place forgets revoked and cancelled tasks.",
+    "H9": "After a crash, the process that would announce the retry is dead.",
+    "H10": "If a task is due later than the visibility timeout, workers receive and run it again "
+    "and again.",
+    "H11": "To keep a message until it is due, the worker blocks its event loop, or deletes the "
+    "message.",
+    "H12": "When Celery acknowledges or rejects a message, it deletes the message or overwrites "
+    "its delay.",
+    "H13": "Once Celery has closed the channel, it can no longer delete the message through it.",
+    "H14": "The worker does not renew visibility timeouts while a task or a shutdown keeps its "
+    "event loop busy.",
+    "H15": "The worker no longer renews visibility timeouts once a warm shutdown has begun.",
+    "H16": "A late renewal overwrites the delay of a retry, or hides a message that was given "
+    "back.",
+    "H17": "The visibility timeout is that of the queue, not the one in Celery's settings. SQS "
+    "also lets no worker hold a message for more than 12 hours.",
+    "H18": "With boto3's defaults, calls that delete or hide a message can wait for minutes.",
+    "H19": "A process that is forked while threads and clients exist shares their locks and "
+    "connections.",
+    "H20": "At `maxReceiveCount`, SQS moves the message without a reason. A caller who waits for "
     "the result waits for ever.",
-    "H21": "On a FIFO queue a hidden message holds up its message group.",
-    "H22": "Hidden messages are in flight, and at 120,000 of them SQS hands out no more.",
-    "H23": "On other brokers, eagerly, or called as a function, there is no message to hide.",
-    "H24": "The base class gets in the way of others, of `SystemExit`, or of Django's commit.",
-    "H25": "Chains and chords are not continued, or wait for ever, when a part is retried or given "
-    "up.",
-    "H26": "A message backs off beyond the time at which its task expires.",
+    "H21": "On a FIFO queue, a hidden message holds up its message group.",
+    "H22": "Hidden messages are in flight. With 120,000 in flight, SQS hands out no more messages.",
+    "H23": "There is no message to hide if a task runs on another broker, eagerly, or as a "
+    "function.",
+    "H24": "The base class breaks other base classes, `SystemExit`, or Django's sending on commit.",
+    "H25": "A chain does not go on, or a chord waits for ever, when one of its tasks is retried or "
+    "given up.",
+    "H26": "A message stays hidden for longer than its task's expiry allows.",
     "H27": "A revoked task runs.",
-    "H28": "After a lost connection the hold on running tasks is gone.",
+    "H28": "After a lost connection, the worker no longer renews the visibility timeouts of "
+    "running tasks.",
 }
 
-#: Why it cannot be ours, or not all of it.
+#: Why the library cannot guard against a hazard, or not fully.
 REASONS: Mapping[str, str] = {
-    "H27": "SQS has no broadcast, so by default `revoke` reaches no worker there, and what a "
-    "worker knows of it ends with the worker. What it does know is looked at before a task is put "
-    "off, and before it starts.",
+    "H27": "SQS has no broadcast, so by default `revoke` reaches no worker. A worker that knows of "
+    "a revoked task checks this before it starts or delays the task, but forgets it when it stops.",
 }
 
 
 @cache
 def marks() -> Mapping[str, Sequence[tuple[Path, str]]]:
-    """Find the marked tests: file and name of the function, by hazard."""
+    """Return the file and the name of each marked test, by hazard."""
     found: dict[str, list[tuple[Path, str]]] = defaultdict(list)
     for path in sorted(TESTS.rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -84,15 +90,15 @@ def _hazards_of(function: ast.FunctionDef) -> Iterator[str]:
 
 
 def render() -> str:
-    """Make the page."""
+    """Return the text of the page."""
     lines = [
         "# Hazards",
         "",
-        "How messages get lost, run twice or stay behind: with stock Celery on SQS (0.1 to 0.3),",
-        "and where retries by visibility timeout are done naively (H1 to H28). Each has the tests",
-        "that guard against it, or the reason why the library cannot.",
+        "How messages get lost, run twice or stay behind with stock Celery on SQS (0.1 to 0.3),",
+        "and with naive retries by visibility timeout (H1 to H28). The last column names the tests",
+        "that guard against each hazard, or says why the library cannot.",
         "",
-        "This page is made from the marks in the tests, by `python -m tests.hazards`.",
+        "`python -m tests.hazards` makes this page from the marks in the tests.",
         "",
         "| | what goes wrong | guarded by |",
         "|---|---|---|",

@@ -1,7 +1,7 @@
 """Run tests that compute beside tests that wait, so that a parallel run keeps both cores busy.
 
-Acceptance and integration tests wait most of their time for workers and servers. Unit tests and
-simulations compute. In collection order all waiting would come first and all computing last.
+Acceptance and integration tests mostly wait for workers and servers. Unit tests and simulations
+compute. In pytest's own order, all tests that wait would come before those that compute.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 from xdist.scheduler import LoadFileScheduling
 
-#: Seconds of test files, and of single tests that are not fast; ``make durations`` writes it.
+#: The file with the seconds of each test file and of each slow test. ``make durations`` writes it.
 _FILE = Path(__file__).with_name("durations.txt")
 
 #: A unit test that takes longer is not part of ``make quick``.
@@ -24,7 +24,7 @@ _COMPUTING = ("tests/unit/", "tests/rig/", "tests/simulation/", "tests/mutants/"
 
 
 class Lanes(LoadFileScheduling):  # type: ignore[misc]  # xdist's scheduler is not typed for us
-    """Hand out test files whole, the longest first. The first process takes those that compute."""
+    """Give whole test files to each process, the longest first. The first gets those that compute."""
 
     def _assign_work_unit(self, node: Any) -> None:
         computes = node.gateway.id == "gw0"
@@ -48,7 +48,7 @@ def seconds_of(nodeid: str) -> float:
 
 
 def record(junit: Path) -> None:
-    """Write the durations file from the report of a whole run, which ``--junit-xml`` made."""
+    """Write the file of durations from pytest's report of a whole run (``--junit-xml``)."""
     found: dict[str, float] = {}
     for case in ElementTree.parse(junit).iter("testcase"):
         names = case.get("classname", "").split(".")

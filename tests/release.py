@@ -1,6 +1,6 @@
-"""What must hold before a release. ``make release-check`` runs this, and leaves ``dist/``.
+"""Check what must hold before a release. ``make release-check`` runs this, and leaves ``dist/``.
 
-1. Two builds of the last commit give the same files, which the package index will show.
+1. Two builds of the last commit give the same files, and the package index can show them.
 2. The wheel works without extras and with each of them, in an environment of its own.
 3. No public name is missing that the last tag had.
 4. Users' type checkers know the public names: mypy and pyright.
@@ -26,10 +26,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "celery_sqs_backoff"
 BIN = Path(sys.executable).parent
 
-#: Modules whose ``__all__`` is a promise.
+#: The public modules. A release must not lose a name from their ``__all__``.
 PUBLIC = ("", "classifiers", "foreign", "provider_proxy", "redrive", "safe", "signals", "testing")
 
-#: What the wheel does in an environment with this extra. Without one, ``tests/bare.py`` runs.
+#: Code that must run with the wheel and this extra. Without an extra, ``tests/bare.py`` must run.
 USES = {
     "django": "import django; import celery_sqs_backoff.contrib.django.apps",
     "redis": "import redis; import celery_sqs_backoff.store.redis",
@@ -44,7 +44,7 @@ def run(*words: object, **environment: str) -> str:
     """Run a program and return what it prints.
 
     Raises:
-        SystemExit: it failed; its output is printed.
+        SystemExit: the program failed. Its output is printed.
     """
     done = subprocess.run(
         [str(word) for word in words],
@@ -74,7 +74,7 @@ def build(into: Path, epoch: int) -> dict[str, str]:
 
 
 def make_reproducible(source: Path, epoch: int) -> None:
-    """Give all files of a source distribution one time and no owner."""
+    """Give all files of a source distribution the same time and no owner."""
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(source) as packed:
             packed.extractall(folder, filter="data")
@@ -93,7 +93,7 @@ def make_reproducible(source: Path, epoch: int) -> None:
 
 
 def public_names(read: object) -> Iterator[str]:
-    """Yield the names in ``__all__`` of the public modules, read by a function of their path."""
+    """Yield the names in ``__all__`` of the public modules. ``read`` returns a module's source."""
     for module in PUBLIC:
         paths = [f"{module}/__init__.py", f"{module}.py"] if module else ["__init__.py"]
         source = next((text for path in paths if (text := read(path))), "")  # type: ignore[operator]
@@ -122,7 +122,7 @@ def check_names() -> None:
     """Compare the public names with those of the last tag.
 
     Raises:
-        SystemExit: one is missing, and the changelog does not name it.
+        SystemExit: a name of the last tag is missing, and the changelog does not name it.
     """
     names = set(public_names(of_the_tree))
     tags = run("git", "tag", "--list", "v*", "--sort=-v:refname").split()
@@ -138,10 +138,10 @@ def check_names() -> None:
 
 
 def check_addresses(metadata: configparser.SectionProxy) -> None:
-    """Check that the package index can follow the links of the description.
+    """Check that the links in README.md work on the package index.
 
     Raises:
-        SystemExit: the project has an address, and README.md links by path.
+        SystemExit: the project has an address, but links in README.md are paths.
     """
     if "project_urls" not in metadata:
         print("index: NOT TO BE UPLOADED YET, setup.cfg has no project_urls")
@@ -169,7 +169,7 @@ def check_wheel(wheel: Path, extra: str, folder: Path) -> Path:
 
 
 def share_of_known_types(python: Path) -> str:
-    """Return how much of the installed package pyright knows the types of, such as 90%."""
+    """Return the share of the package's symbols whose types pyright knows, such as 90%."""
     folder = python.parents[1]
     done = subprocess.run(
         [BIN / "pyright", "--verifytypes", "celery_sqs_backoff", "--ignoreexternal"],
@@ -184,7 +184,7 @@ def share_of_known_types(python: Path) -> str:
 
 
 def main() -> None:
-    """Check all of it; the first thing that is wrong ends the program."""
+    """Run all checks. The first check that fails ends the program."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     extras = set(setup["options.extras_require"]) - {"dev", "demo", "docs", "release"}
@@ -201,8 +201,9 @@ def main() -> None:
         print(f"build: {digest}  {name}")
     run(BIN / "twine", "check", "--strict", *dist.iterdir())
     [wheel] = dist.glob("*.whl")
-    run(BIN / "check-wheel-contents", "--ignore", "W004", wheel)  # Django names its migrations
-    print("index: the description is shown, and the wheel has what it should")
+    # W004 forbids file names that an import statement cannot have. Django's migrations have them.
+    run(BIN / "check-wheel-contents", "--ignore", "W004", wheel)
+    print("index: it can show the description, and the wheel has the right files")
     check_addresses(setup["metadata"])
     check_names()
     run(BIN / "mypy")
@@ -212,7 +213,7 @@ def main() -> None:
             python = check_wheel(wheel, extra, Path(environments) / (extra or "none"))
             if not extra:
                 print(f"types: {share_of_known_types(python)} of all symbols are known")
-    print("All of it holds.")
+    print("All checks have passed.")
 
 
 if __name__ == "__main__":

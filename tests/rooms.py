@@ -1,8 +1,11 @@
-"""Name the test files of a room of the package: ``python -m tests.rooms redrive unit rig``.
+"""Print the test files of a room of the package: ``python -m tests.rooms redrive unit rig``.
 
-A test file belongs to the room that its folder or its name has in it. A file that runs a worker,
-or a worker's parts, belongs to ``worker``. Any other belongs to each room from which it imports,
-and to ``house`` if that is none. Words after the room are the folders to look in, if not all.
+A room is a subpackage, such as ``redrive``. A test file belongs to the room whose name is part of
+the file's folder or name. If there is none, a file that runs a worker or its parts belongs to the
+room ``worker``. Any other file belongs to each room from which it imports. If it imports from none,
+it belongs to ``house``.
+
+The words after the room name the folders in which to look. Without them, it looks in all folders.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ def rooms_of(file: Path) -> set[str]:
 
 
 def _imported_from(file: Path) -> Iterator[str]:
-    """Yield where in the package a file's imports are at home; a room, or some other module."""
+    """Yield the parts of our package from which a file imports: rooms and other modules."""
     package = celery_sqs_backoff.__name__
     for node in ast.walk(ast.parse(file.read_text())):
         match node:

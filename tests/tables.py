@@ -1,6 +1,6 @@
-"""The tables and diagrams in the documentation that are made from code.
+"""Make the tables and diagrams of the documentation that show what the code has.
 
-``python -m tests.tables`` writes them between their marks in the pages.
+``python -m tests.tables`` writes each of them between its marks in a page.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from celery_sqs_backoff.worker.lease import TRANSITIONS, State
 
 DOCS = Path(__file__).parents[1] / "docs"
 
-#: The rules of each library by the name of its classifier.
+#: The rules of each library, by the name of its classifier.
 LIBRARIES: Mapping[str, tuple[ErrorRule, ...]] = {
     "requests": requests.RULES,
     "httpx": httpx.RULES,
@@ -59,13 +59,13 @@ def classifiers() -> str:
 
 
 def provider_states() -> str:
-    """Return the diagram of a provider's states, from the table that its gate keeps to."""
+    """Return the diagram of a provider's states, from the table in the docstring of its gate."""
     rows = read_table(gate.__doc__, heading="state")
     return _diagram([(_state(a), _label(event), _state(b)) for a, event, b in rows])
 
 
 def message_states() -> str:
-    """Return the diagram of a message that a worker holds, from the table of its transitions."""
+    """Return the diagram of the states of a message in a worker, from its table of transitions."""
     edges = [("[*]", "receive", State.HELD.name)]
     for state, leads_to in TRANSITIONS.items():
         for target, why in leads_to.items():
@@ -73,12 +73,13 @@ def message_states() -> str:
     return _diagram(edges)
 
 
-#: What may become of a message, as the table of runs says it, and as a diagram names it.
+#: The ways in which a message can end, by the word in the table of runs, and with the word of the
+#: diagram.
 _ENDS = {"delete": "deleted", "hide": "hidden", "dead letter": "dead_letter", "give": "given_back"}
 
 
 def run_ends() -> str:
-    """Return the diagram of a run, from the table of what becomes of its message."""
+    """Return the diagram of how a run ends for its message, from the docstring of ``decision``."""
     rows = read_table(decision.__doc__, heading="how the run ended")
     cells_of = {run: cells for run, *cells in rows}
     lead_to: dict[str, list[str]] = {end: [] for end in _ENDS}
@@ -102,7 +103,7 @@ def rules() -> str:
     return _table(("rule", "fault"), [(f"`{rule.id}`", rule.title) for rule in RULES])
 
 
-#: What makes each table, by the page and the name in its marks.
+#: The function that makes each table, by the page and by the name in its marks.
 TABLES: Mapping[tuple[str, str], Callable[[], str]] = {
     ("metrics.md", "metrics"): metrics,
     ("classifiers.md", "classifiers"): classifiers,
@@ -131,7 +132,7 @@ def read_table(text: str | None, *, heading: str) -> list[list[str]]:
     """Return the rows of the table in a docstring whose first heading is this.
 
     Raises:
-        LookupError: there is none. It has moved: import the module that has it.
+        LookupError: the docstring has no such table. Perhaps the table is now in another module.
     """
     lines = inspect.cleandoc(text or "").splitlines()
     for at, line in enumerate(lines):
@@ -144,7 +145,7 @@ def read_table(text: str | None, *, heading: str) -> list[list[str]]:
 
 
 def _rest_rows(ruler: str, lines: Sequence[str]) -> list[list[str]]:
-    """Return the rows of a simple table in reST; a row goes on where its first cell is empty."""
+    """Return the rows of a simple reST table. A line with an empty first cell continues a row."""
     spans = [slice(match.start(), match.end()) for match in re.finditer("=+", ruler)]
     spans[-1] = slice(spans[-1].start, None)
     rows: list[list[str]] = []
@@ -163,11 +164,11 @@ def _diagram(edges: Sequence[tuple[str, str, str]]) -> str:
 
 
 def _label(text: str) -> str:
-    """Return the text without what a diagram would take for syntax."""
+    """Return the text without characters that have a meaning in a diagram."""
     return text.replace("`", "").replace(":", " -").replace(";", ",")
 
 
-#: How users know the states of a gate.
+#: The words that users see for the states of a gate.
 _STATES = {"closed": "well", "open": "paused"}
 
 

@@ -1,1 +1,1 @@
-"""Celery's and kombu's own tests, on stock and with our task class, compared test by test."""
+"""Run Celery's and kombu's own tests with stock tasks and with our task class, and compare."""

@@ -1,9 +1,11 @@
-"""Run Celery's and kombu's own tests on stock and with our task class, and compare test by test.
+"""Run Celery's and kombu's own tests with stock tasks and with our task class, and compare.
 
-``python -m tests.celery_suite 5.7`` runs all parts on one line of Celery; without a line, on all.
-``--part`` names one part, ``--paths`` some of its tests, and ``--here`` takes the Celery that is
-installed beside you instead of an environment per line. The exit code is 1 if a test passes on
-stock and fails with ours, and ``differences.txt`` does not say why.
+``python -m tests.celery_suite 5.7`` runs all parts of the tests on Celery 5.7. Without a version it
+runs them on each version that we support. ``--part`` selects one part, and ``--paths`` some of its
+tests. ``--here`` uses the Celery of this environment, and makes no environment per version.
+
+The exit code is 1 if a test passes with stock tasks and fails with ours, unless ``differences.txt``
+gives a reason.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from .plugin import BROKER, OUTCOMES, TASK_CLASS
 
 OURS = "celery_sqs_backoff:SQSBackoffTask"
 
-#: Part: the package with the tests, and their selection. The integration tests have a worker
-#: process on SQS.
+#: By name of the part: the package that has the tests, and the paths of the tests. The integration
+#: tests use a worker process on a local SQS.
 PARTS = {
     "unit": ("celery", ["t/unit"]),
-    # kombu before 5.7 has its tests of SQS in one file.
+    # Before version 5.7, kombu has its tests of SQS in one file.
     "kombu": (
         "kombu",
         ["t/unit/transport/SQS", "t/unit/transport/test_SQS.py", "t/unit/asynchronous/aws"],
@@ -38,25 +40,29 @@ PARTS = {
     "integration": ("celery", ["t/integration/test_tasks.py", "t/integration/test_canvas.py"]),
 }
 
-#: pytest's exit codes after all tests were run, whether or not some have failed.
+#: pytest's exit codes when it has run all tests. With the second, some tests have failed.
 _ENDED_WELL = (0, 1)
 
-#: Results of the integration tests.
+#: The result backend of the integration tests.
 _RESULTS = redis_url()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return the exit code."""
+    """Run the command line, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.celery_suite", description=__doc__)
-    parser.add_argument("lines", nargs="*", metavar="line", help=f"of Celery: {', '.join(LINES)}")
-    parser.add_argument("--part", choices=[*PARTS], action="append", help="default: all")
-    parser.add_argument("--paths", nargs="+", help="tests of the part instead of all of it")
-    parser.add_argument("--here", action="store_true", help="with the Celery that runs this")
+    parser.add_argument(
+        "lines", nargs="*", metavar="version", help=f"of Celery: {', '.join(LINES)}; default: all"
+    )
+    parser.add_argument("--part", choices=[*PARTS], action="append", help="default: all parts")
+    parser.add_argument("--paths", nargs="+", help="run only these tests of the part")
+    parser.add_argument(
+        "--here", action="store_true", help="use the Celery that is installed in this environment"
+    )
     options = parser.parse_args(arguments)
     if options.here and options.lines:
-        parser.error("--here has the line that is installed: name none")
+        parser.error("--here uses the installed version of Celery: give no other")
     if unknown := set(options.lines) - {*LINES}:
-        parser.error(f"unknown line {', '.join(unknown)}: expected {', '.join(LINES)}")
+        parser.error(f"unknown version {', '.join(unknown)}: expected {', '.join(LINES)}")
     new = 0
     environments = [installed()] if options.here else map(environment, options.lines or LINES)
     for where in environments:
@@ -72,7 +78,7 @@ def _compare(where: Environment, part: str, paths: Sequence[str] | None) -> int:
     tests = paths or [path for path in of_part if (source / path).exists()]
     outcomes = [_run(where, source, tests, task_class, part) for task_class in (None, OURS)]
     if not outcomes[0]:
-        _say(f"{where.line} {part}: no test ran on stock; see {CACHE}/{where.line}")
+        _say(f"{where.line} {part}: no test ran with stock tasks; see {CACHE}/{where.line}")
         return 1
     found = compare(*outcomes, known=read_known(), version=where.line)
     _say(_spell(where.line, part, found))
@@ -120,7 +126,7 @@ def _run(
 
 @contextmanager
 def _services(part: str) -> Iterator[dict[str, str]]:
-    """Return the environment of the integration tests, with a new SQS and a log for the worker."""
+    """Yield the variables that the part's tests need. For integration tests, start a local SQS."""
     if part != "integration":
         yield {}
         return

@@ -1,4 +1,4 @@
-"""Two runs of the same tests compared, and which of the differences are known."""
+"""Compare two runs of the same tests, and tell known differences from new ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 #: The list of known differences.
 KNOWN = Path(__file__).with_name("differences.txt")
 
-#: What counts when several phases of a test are reported, worst first.
+#: pytest reports several phases of a test. The outcome that comes first here counts.
 _WORST_FIRST = ("failed", "xfailed", "skipped", "passed")
 
 _COMMENT = "#"
@@ -19,27 +19,27 @@ _COMMENT = "#"
 
 @dataclass(frozen=True)
 class KnownDifference:
-    """Tests that pass on stock and fail with our class, and why that is right."""
+    """Tests that pass with stock tasks and fail with our class, and why that is right."""
 
     versions: frozenset[str]
     pattern: str
     reason: str
 
     def covers(self, test: str, version: str) -> bool:
-        """Return whether this is the reason of a difference."""
+        """Return whether this explains why a test fails with our class on a version of Celery."""
         return version in self.versions and fnmatchcase(test, self.pattern)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The differences between stock and ours."""
+    """The differences between the run with stock tasks and the run with our task class."""
 
     passed: int
-    #: Fail on both: they test something that is not there (a service, a package).
+    #: Tests that fail in both runs. They need something that is missing: a service or a package.
     failed_on_both: int
     known: Mapping[str, KnownDifference]
     new: tuple[str, ...]
-    #: Known differences that did not show: to be taken off the list.
+    #: Known differences that did not show, so they can leave the list.
     gone: tuple[KnownDifference, ...]
 
 
@@ -53,10 +53,11 @@ def compare(
     """Compare the outcomes of the same tests.
 
     Args:
-        stock: outcome by test, with Celery's own task class.
-        ours: the same with ours. A test that is missing here has failed: its process ended.
-        known: the differences that are known, whatever the version.
-        version: of Celery, as ``5.7``.
+        stock: the outcome of each test with Celery's own task class.
+        ours: the outcome of each test with our class. A missing test counts as failed, because the
+            process ended before its report.
+        known: the known differences of all versions.
+        version: the version of Celery, such as ``5.7``.
     """
     on_this_version = [each for each in known if version in each.versions]
     different = [
@@ -83,7 +84,7 @@ def compare(
 
 
 def read_outcomes(path: Path) -> dict[str, str]:
-    """Outcome by test, from the lines that the plugin writes."""
+    """Return the outcome of each test, from the file that the plugin has written."""
     found: dict[str, str] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         test, outcome = json.loads(line)
@@ -97,7 +98,7 @@ def read_known(path: Path = KNOWN) -> list[KnownDifference]:
     Each line has ``versions | test, with * for anything | reason``.
 
     Raises:
-        ValueError: a line is not like this.
+        ValueError: a line does not have these three parts.
     """
     found = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
@@ -108,7 +109,7 @@ def read_known(path: Path = KNOWN) -> list[KnownDifference]:
             raise ValueError(
                 f"{path.name}:{number}: expected 'versions | test | reason', got {line!r}"
             )
-        # Brackets are part of test ids, not a set of characters.
+        # A bracket is a part of a test's ID. Without the escape it would begin a set of characters.
         escaped = pattern.replace("[", "[[]")
         found.append(KnownDifference(frozenset(versions.split()), escaped, reason))
     return found

@@ -1,6 +1,6 @@
-"""An environment per line of Celery: the released packages, and the tests of their authors.
+"""Make an environment per version of Celery: the released packages, and their own tests.
 
-All of it comes from the package index by pip, and stays below ``.cache/celery-suite``.
+pip gets all of it from the package index. It stays below ``.cache/celery-suite``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "celery-suite"
 
-#: Lines of Celery that the package supports; kombu's are the same.
+#: The versions of Celery that our package supports. kombu has the same version numbers.
 LINES = ("5.5", "5.6", "5.7")
 
-#: What their tests import. Those of backends that need more (azure, gcs, mongodb) do not run.
+#: The packages that their tests import. Tests of the backends azure, gcs and mongodb need more
+#: packages, and do not run.
 _FOR_TESTS = (
     *("pytest", "pytest-celery", "pytest-timeout", "pytest-subtests", "pytest-click"),
     *("pytest-order", "pytest-rerunfailures", "hypothesis", "freezegun", "moto", "pydantic"),
@@ -28,11 +29,11 @@ _FOR_TESTS = (
 
 @dataclass(frozen=True)
 class Environment:
-    """One line of Celery, installed.
+    """An environment with one version of Celery.
 
     Attributes:
-        line: as ``5.7``.
-        python: the interpreter that has it.
+        line: the version, such as ``5.7``.
+        python: the interpreter of the environment.
     """
 
     line: str
@@ -66,7 +67,7 @@ def installed() -> Environment:
 
 
 def environment(line: str) -> Environment:
-    """Return the environment of a line. Making it the first time takes minutes.
+    """Return the environment of a version of Celery. The first call makes it, which takes minutes.
 
     Raises:
         subprocess.CalledProcessError: pip cannot reach the package index, or refuses.

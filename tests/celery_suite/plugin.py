@@ -1,7 +1,7 @@
-"""A pytest plugin for Celery's own tests: sets the class of all tasks, notes each outcome.
+"""A pytest plugin for Celery's own tests. It sets the class of all tasks, and notes each outcome.
 
-It runs in the environment of the Celery under test (``-p tests.celery_suite.plugin``), so it
-imports nothing that is not there on stock.
+It runs in the environment of the tested Celery (``-p tests.celery_suite.plugin``). So it imports
+only packages that are installed there.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import Any
 
 import pytest
 
-#: A file that gets one line of JSON per test: its id and what became of it.
+#: This variable names a file. The plugin writes lines of JSON to it, with a test's ID and outcome.
 OUTCOMES = "CELERY_SUITE_OUTCOMES"
-#: The base class of all tasks, as ``package.module:Class``. Absent: Celery's own.
+#: This variable names the class of all tasks, as ``package.module:Class``. Default: Celery's own.
 TASK_CLASS = "CELERY_SUITE_TASK_CLASS"
-#: Set for the integration tests: the SQS that they and their worker process use.
+#: This variable has the URL of the SQS for integration tests and their worker. Others run without.
 BROKER = "CELERY_SUITE_BROKER"
 
 _TIME_LIMIT_SECONDS = 30
 
-#: Looked up once: some of Celery's tests clear the environment, and leave it so.
+#: Read at import, because some of Celery's tests clear the environment and do not restore it.
 _OUTCOMES_FILE = Path(os.environ[OUTCOMES]) if OUTCOMES in os.environ else None
 
 OPTIONS = {"region": "us-east-1", "is_secure": False, "wait_time_seconds": 1}
 
 
 def pytest_configure(config: Any) -> None:
-    """Set the base class, and how integration tests get their worker, before any app is made."""
+    """Set the class of all tasks, and start workers as processes, before a test makes an app."""
     from celery import Celery
 
     if task_class := os.environ.get(TASK_CLASS):
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Note each phase of each test. The worst phase counts."""
+    """Note the outcome of a phase of a test: of its call, and of a set-up that does not pass."""
     outcome = "xfailed" if hasattr(report, "wasxfail") else report.outcome
     if _OUTCOMES_FILE is not None and (report.when == "call" or outcome != "passed"):
         with _OUTCOMES_FILE.open("a") as file:

@@ -1,4 +1,4 @@
-"""The app of the worker process in Celery's integration tests; ``celery -A`` imports it there."""
+"""The Celery app of the worker in Celery's integration tests. ``celery -A`` imports this module."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Plant mutants and run the tests that reach them: ``python -m tests.mutants worker``.
+"""Make mutants of the package, and run the tests that reach them.
 
-A run first measures which test reaches which line. Tests of more than half a second are left out,
-and so are those with workers and servers. The same source and seed draw the same mutants, so that
-two runs can be compared line by line.
+A mutant is the package with one mistake in it. A run first measures which test reaches which line.
+It leaves out tests that take more than half a second, and tests with workers or servers. The same
+source and seed draw the same mutants, so you can compare two runs line by line.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .mutate import PACKAGE, ROOT, Mutant, draw
 from .trial import ROOMS, in_a_process, measure, try_mutant
 
 VERDICTS = ("killed", "survived", "not reached")
-LIMIT_SECONDS = 120.0  # of one mutant; an endless loop counts as killed
+LIMIT_SECONDS = 120.0  # for the tests of one mutant. After this time it counts as killed
 
 
 class Reach:
-    """Which tests reach a line. Measured once for a state of the source."""
+    """Knows which tests reach a line. A run measures this again only if a file has changed."""
 
     def __init__(self, only: tuple[str, ...] = ()) -> None:
         key = hashlib.sha256()
@@ -45,12 +45,12 @@ class Reach:
         self.tests = {test for test in passed if not only or test.startswith(only)}
 
     def of(self, mutant: Mutant) -> set[str]:
-        """Return the tests that reach a mutant's line, or its file if it runs at import."""
+        """Return the tests that reach a mutant's line, or its file if the line runs at import."""
         found = self._of_file(PACKAGE / mutant.file)
         lines = mutant.lines or found
         return {test for line in lines for test in found.get(line, ())} & self.tests
 
-    @cache  # noqa: B019 - one reach for the whole run
+    @cache  # noqa: B019 - there is one instance for the whole run
     def _of_file(self, file: Path) -> dict[int, list[str]]:
         return self._lines.contexts_by_lineno(str(file))
 
@@ -58,11 +58,11 @@ class Reach:
 def main() -> None:
     """Print the verdict on each mutant, and the figures of each room."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("room", nargs="*", help=f"of {', '.join(ROOMS)}; all of them by default")
-    parser.add_argument("--number", type=int, default=80, help="mutants of each room [80]")
-    parser.add_argument("--seed", type=int, default=0, help="other mutants [0]")
-    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time [1]")
-    parser.add_argument("--tests", nargs="+", default=(), help="by these test files alone")
+    parser.add_argument("room", nargs="*", help=f"of {', '.join(ROOMS)}; default: all of them")
+    parser.add_argument("--number", type=int, default=80, help="how many mutants of each room [80]")
+    parser.add_argument("--seed", type=int, default=0, help="another seed draws others [0]")
+    parser.add_argument("--jobs", type=int, default=1, help="how many to test at a time [1]")
+    parser.add_argument("--tests", nargs="+", default=(), help="run only these test files")
     given = parser.parse_args()
     rooms = given.room or ROOMS
     if unknown := set(rooms) - set(ROOMS):
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def _tried(mutant: Mutant, tests: set[str]) -> tuple[str, str]:
-    """Return the verdict on a mutant, and which test killed it or how many did not."""
+    """Return the verdict on a mutant, and which test failed or how many tests passed."""
     if not tests:
         return "not reached", ""
     code, failed = in_a_process(try_mutant, mutant, tests, limit=LIMIT_SECONDS)

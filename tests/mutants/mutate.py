@@ -31,24 +31,24 @@ _SWAPPED: Mapping[type[ast.AST], type[ast.AST]] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change to one node of a file, and the lines by which tests can notice it."""
+    """A change to one node of a file's syntax tree, and the lines whose tests can notice it."""
 
-    file: str  # in the package
-    node: int  # place in the walk over the tree
+    file: str  # its path in the package
+    node: int  # its number in the walk over the tree
     line: int
-    lines: tuple[int, ...]  # empty: it runs at import, and all tests of the file can
+    lines: tuple[int, ...]  # empty if the node runs at import, so that every test can notice it
     change: str
 
 
 def draw(room: str, number: int, seed: int) -> list[Mutant]:
-    """Return up to ``number`` mutants of a room, the same for the same source and seed."""
+    """Return up to ``number`` mutants of a room. The same source and seed give the same ones."""
     found = [m for file in sorted((PACKAGE / room).rglob("*.py")) for m in mutants_of(file)]
     drawn = random.Random(f"{seed} {room}").sample(found, min(number, len(found)))
     return sorted(drawn, key=lambda mutant: (mutant.file, mutant.node))
 
 
 def mutants_of(file: Path) -> Iterator[Mutant]:
-    """Yield each mutant of a file."""
+    """Yield all possible mutants of a file."""
     name = file.relative_to(PACKAGE).as_posix()
     for index, (node, field, statement, is_late) in enumerate(_walk(ast.parse(file.read_text()))):
         if (changed := _changed(copy.copy(node), field)) is not None:
@@ -59,7 +59,7 @@ def mutants_of(file: Path) -> Iterator[Mutant]:
 
 
 def planted(mutant: Mutant) -> ast.Module:
-    """Return the tree of a mutant's file, with the change."""
+    """Return the syntax tree of a mutant's file with the change in it."""
     tree = ast.parse((PACKAGE / mutant.file).read_text())
     node, field, *_ = next(itertools.islice(_walk(tree), mutant.node, None))
     changed = ast.copy_location(_changed(copy.copy(node), field), node)
@@ -74,7 +74,10 @@ def planted(mutant: Mutant) -> ast.Module:
 def _walk(
     tree: ast.AST, statement: ast.stmt | None = None, is_late: bool = False
 ) -> Iterator[tuple[ast.stmt | ast.expr, str, ast.stmt, bool]]:
-    """Yield what runs, its place in its parent, its statement, and whether a call runs it."""
+    """Yield each node that runs, its field in the parent, its statement, and whether it runs late.
+
+    A node runs late if it runs when a function is called, and not at import.
+    """
     for field, value in ast.iter_fields(tree):
         is_called = isinstance(tree, ast.FunctionDef | ast.Lambda) and field == "body"
         for node in value if isinstance(value, list) else [value]:
@@ -90,7 +93,7 @@ def _walk(
 
 
 def _changed(node: ast.AST, field: str) -> ast.AST | None:
-    """Return what stands in the place of a node, or None if it is not to be changed."""
+    """Return the changed node, or None if there is no change for this kind of node."""
     match node:
         case ast.Compare(ops=[op]) if type(op) in _SWAPPED:
             node.ops = [_SWAPPED[type(op)]()]

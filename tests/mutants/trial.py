@@ -21,7 +21,7 @@ import pytest
 from ..lanes import seconds, seconds_of
 from .mutate import PACKAGE, ROOT, Mutant, planted
 
-#: Rooms with mutants, and where the tests are that are run on them.
+#: The rooms that can have mutants, and the folders of the tests that run on them.
 ROOMS = ("worker", "task", "safe", "redrive", "provider")
 _FOLDERS = ("tests/unit", "tests/rig", "tests/simulation")
 LONGEST_TEST_SECONDS = 0.5
@@ -46,7 +46,7 @@ class Planted(importlib.abc.MetaPathFinder):
 
 
 class Chosen:
-    """Run only the chosen tests, fast files first, and note which failed."""
+    """A pytest plugin that runs only the chosen tests, fast files first, and notes which fail."""
 
     def __init__(self, tests: set[str] | None = None) -> None:
         self._tests = tests
@@ -54,7 +54,7 @@ class Chosen:
         self.failed = ""
 
     def pytest_sessionstart(self) -> None:
-        """Let Hypothesis end at the first example that fails, and search for no smaller one."""
+        """Make Hypothesis stop at the first example that fails, and not look for a smaller one."""
         phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
         hypothesis.settings.register_profile("mutants", hypothesis.settings(phases=phases))
         hypothesis.settings.load_profile("mutants")
@@ -75,7 +75,7 @@ class Chosen:
 
 
 class Measured(Chosen):
-    """Run all tests, and note which reaches which line."""
+    """A pytest plugin that runs all tests, and notes which test reaches which line."""
 
     def __init__(self, lines: coverage.Coverage) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Measured(Chosen):
 
 
 def in_a_process(target, *arguments, limit):
-    """Run a function in a new process without our modules, and return its result."""
+    """Run a function in a new process that has not imported our package, and return its result."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["boto3", "celery.app.builtins", "hypothesis", "pytest"])
     ours, theirs = context.Pipe()

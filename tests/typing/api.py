@@ -1,4 +1,4 @@
-"""What a user's type checker sees: this file is checked by mypy and never run."""
+"""Use the public names with types, as a user's code does. mypy only checks this file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def by_status(exc: BaseException) -> Outcome | Verdict | None:
 def unset(
     task: SQSBackoffTask, exc: BaseException, args: tuple[object, ...], kwargs: object
 ) -> None:
-    """What ``on_not_processed`` is given."""
+    """Take the arguments with which ``on_not_processed`` is called."""
 
 
 class MailTask(SQSBackoffTask):
