@@ -24,7 +24,7 @@ _COMPUTING = ("tests/unit/", "tests/rig/", "tests/simulation/", "tests/mutants/"
 
 
 class Lanes(LoadFileScheduling):  # type: ignore[misc]  # xdist's scheduler is not typed for us
-    """Give whole test files to each process, the longest first. The first gets those that compute."""
+    """Give each process whole test files, longest first. The first gets the files that compute."""
 
     def _assign_work_unit(self, node: Any) -> None:
         computes = node.gateway.id == "gw0"

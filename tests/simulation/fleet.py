@@ -1,16 +1,18 @@
-"""A fleet of two workers on the rig, a history of faults, and a judge.
+"""Run two workers through a history of faults in virtual time, and judge what they do.
 
-The judge knows what SQS was asked and when a task ran, and nothing of the worker's inside:
+The workers run on the rig (``tests/rig``). The judge sees the calls to SQS and the runs of tasks,
+but nothing inside the workers. It checks these rules:
 
-1. No message is lost. Only a message that succeeded, or has a dead letter with its reason, leaves.
-2. A run of a message that has succeeded, that runs elsewhere or that is not due has a named cause:
-   its worker was killed or suspended, or calls about its visibility failed for too long.
-3. Queues do not wait for each other: without a fault of its own queue, the end of a run reaches SQS
-   within seconds.
-4. No worker hides or shows a message that another one has received meanwhile.
-5. On a FIFO queue no message runs before the end of an earlier one of its group.
-6. A provider that is down is called rarely, and its messages run when it is back.
-7. The calls stay within a budget of runs, renewals and faults.
+1. No message is lost. A message leaves its queue only if its task has succeeded, or if it has
+   become a dead letter with a reason.
+2. If a message runs although it has succeeded, is running elsewhere or is not due, there is a
+   cause: its worker was killed or suspended, or calls about its visibility failed for too long.
+3. Queues do not wait for each other. Unless a fault hits a message's own queue, the worker tells
+   SQS within seconds how its run ended.
+4. No worker hides a message, or makes it visible, after another worker has received it.
+5. On a FIFO queue, no message runs before all earlier messages of its group have ended.
+6. Workers rarely call a provider that is down, and run its messages when it is back.
+7. The number of calls stays within a budget for runs, renewals and faults.
 """
 
 from __future__ import annotations
@@ -29,19 +31,20 @@ from ..rig import Message, Rig, Run, Worker
 from ..rig.timeline import BEGIN
 from ..support.fake_sqs_queue import Message as Sent
 
-#: Things go wrong for this long; then all works again.
+#: Faults happen for this long. After that, everything works again.
 TROUBLE_SECONDS = 150.0
 
-#: A history that has not ended by then never will.
+#: A history that has not ended after this time would never end.
 LAST_SECONDS = 40_000.0
 
 DELAYS = (1, 20, 200)
 
-#: A lease survives calls about visibility that fail for this share of its visibility timeout.
+#: A worker keeps its message if its renewals fail for this share of the visibility timeout.
 _BEARABLE_SHARE = 0.3
 _SETTLED_WITHIN_SECONDS = 3.0
 
-#: After a fault a queue may pause for this long: a minute, if the call was denied.
+#: After a fault, a worker may pause calls about the queue for this long. It pauses for a minute if
+#: AWS has denied a call.
 _PAUSE_SECONDS = 65.0
 
 _VISIBILITY = "ChangeMessageVisibilityBatch"
@@ -57,7 +60,11 @@ class Queue:
 
 @dataclass(frozen=True)
 class Send:
-    """Messages. Their runs end as planned, each after some seconds, and the last one succeeds."""
+    """Sends ``count`` messages.
+
+    ``runs`` plans how their first runs end and how many seconds each takes. The run after these
+    succeeds, after ``seconds``.
+    """
 
     at: float
     queue: int
@@ -69,7 +76,10 @@ class Send:
 
 @dataclass(frozen=True)
 class Fault:
-    """Calls of one action about one queue fail for a while. "slow" calls take 4 s each way."""
+    """Calls of one action about one queue fail for a while.
+
+    With the error "slow", all calls succeed, but request and response take 4 s each.
+    """
 
     at: float
     seconds: float
@@ -80,7 +90,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Kill:
-    """A worker ends by SIGKILL; another takes its place a second later."""
+    """A worker gets SIGKILL. A second later, another one takes its place."""
 
     at: float
     worker: int
@@ -88,7 +98,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Suspend:
-    """A worker's machine stands still."""
+    """The machine of a worker is suspended for a while."""
 
     at: float
     worker: int
@@ -97,7 +107,7 @@ class Suspend:
 
 @dataclass(frozen=True)
 class Stop:
-    """A worker gets SIGTERM; another takes its place when it has ended."""
+    """A worker gets SIGTERM. When it has ended, another one takes its place."""
 
     at: float
     worker: int
@@ -124,7 +134,7 @@ class History:
 
 @dataclass(eq=False)
 class _Fate:
-    """What the judge knows of a message."""
+    """What the judge knows about a message."""
 
     key: int
     queue: int
@@ -140,7 +150,7 @@ class _Fate:
 
 
 class Fleet:
-    """Runs one history. ``wrong`` tells what must not have been."""
+    """Runs one history. ``wrong`` lists each breach of a rule."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -173,7 +183,7 @@ class Fleet:
             self.rig.pass_time(LAST_SECONDS, until=self._is_over)
             self._judge_at_the_end()
 
-    # The stage
+    # Rig, queues and workers
 
     def _build(self) -> None:
         rig = self.rig
@@ -219,7 +229,7 @@ class Fleet:
     def _say(self, what: str) -> None:
         self.wrong.append(f"{self._seconds:.2f} s: {what}")
 
-    # The history
+    # The steps of the history
 
     def _do(self, step: Step) -> None:
         if isinstance(step, Send):
@@ -282,7 +292,7 @@ class Fleet:
     def _blame(
         self, worker: Worker, cause: str, of_queue: Callable[[int], bool] = lambda queue: True
     ) -> None:
-        """A message that SQS last gave to this worker may run again, whatever it has done."""
+        """Note a cause because of which messages that a worker has received may run again."""
         for fate in self.fates.values():
             if not of_queue(fate.queue):
                 continue
@@ -318,7 +328,7 @@ class Fleet:
         return next((s for s in steps if s.at <= self._seconds < s.at + s.seconds), None)
 
     def _body(self, key: int) -> str:
-        """End the run as planned. It is the task's body, called when the run's time is over."""
+        """End a run as planned. This is the task's body. The rig calls it when the run is over."""
         fate = self.fates[key]
         if (down := self._is_down()) is not None and self.history.has_provider:
             raise Retryable("down", retry_after=down.retry_after)
@@ -390,7 +400,7 @@ class Fleet:
                 self._say(f"{fate.key} is run before {earlier.key}")
 
     def _judge_settled(self, worker: Worker, fate: _Fate, ended_at: float) -> None:
-        """Without a fault of its queue, SQS knows of the end of a run within seconds."""
+        """Check rule 3: the worker has told SQS within seconds how a run ended."""
         sent = fate.message._sent
         receipt = sent.receipt
         if (
@@ -406,7 +416,7 @@ class Fleet:
             return
         changes = [c for c in self.rig.sqs.changes if c.message is sent and c.at >= ended_at]
         if not changes:
-            self._say(f"SQS was not told in {_SETTLED_WITHIN_SECONDS:g} s how {fate.key} ended")
+            self._say(f"no call to SQS in {_SETTLED_WITHIN_SECONDS:g} s after {fate.key} ended")
 
     def _has_fault(self, queue: int) -> bool:
         now = self._seconds
@@ -440,7 +450,7 @@ class Fleet:
             if owner is holder and change.seconds in DELAYS and not fate.running:
                 fate.due_at = change.at + change.seconds if not fate.succeeded else 0.0
             elif change.seconds == 0:
-                fate.due_at = 0.0  # given back, or brought forward
+                fate.due_at = 0.0  # the worker has made the message visible
         self._changes_seen = len(changes)
 
     def _judge_gone(self, how: str, sent: Sent) -> None:
@@ -451,7 +461,10 @@ class Fleet:
             self._say(f"{fate.key} was deleted, and had not succeeded")
 
     def _blame_faults(self, fate: _Fate) -> None:
-        """Calls about visibility that failed for longer than a lease can bear."""
+        """Note as causes all faults by which a worker can lose its message.
+
+        These are slow calls, and calls about visibility that fail for too long.
+        """
         timeout = self.history.queues[fate.queue].visibility_timeout
         for step in self.history.steps:
             if not isinstance(step, Fault):
@@ -488,6 +501,7 @@ class Fleet:
         if not self._is_over():
             left = [m for url in self.urls for m in self.rig.sqs.queues[url].messages]
             self._say(f"{len(left)} messages are still there, for example {left[0].id}")
+        # SQS refuses these if another worker has received or deleted the message. This is no fault.
         fine = ("receipt handle has expired", "does not exist")
         self.wrong += [no for no in self.rig.sqs.refusals if not any(each in no for each in fine)]
         self._judge_budget()
@@ -500,7 +514,7 @@ class Fleet:
         suspended = sum(isinstance(s, Suspend) for s in self.history.steps)
         receives = len(self._handles)
         budget = 60 + 4 * (self.runs + receives) + 2 * renewals + 4 * faulty + 20 * suspended
-        budget += self.rig.timeline.now - BEGIN  # reading attributes, now and then
+        budget += self.rig.timeline.now - BEGIN  # workers read queue attributes now and then
         if len(calls) > budget:
             self._say(f"{len(calls)} calls, where {budget:.0f} are enough")
         downs = [s for s in self.history.steps if isinstance(s, Down)]

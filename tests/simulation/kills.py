@@ -1,4 +1,4 @@
-"""A process that ends at any line, and the store that it shares with others."""
+"""Simulate a process that is killed at any line, and the store that it shares with others."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from celery_sqs_backoff.store.memory import MemoryStore
 
 
 class Killed(BaseException):
-    """The process has ended. Nothing of it runs any more."""
+    """The process was killed, so none of its code runs any more."""
 
 
 class Mortal(Protocol):
-    """What a simulated world says of its process and its store."""
+    """A simulated world with a process and a store."""
 
     rng: Random
-    #: The process has ended.
+    #: Whether the process was killed.
     is_dead: bool
-    #: Share of the store's calls that fail.
+    #: The share of the store's calls that fail.
     store_fails: float
 
 
 class MortalStore(MemoryStore):
-    """A process that has ended writes nothing any more, whatever its ``finally`` blocks say.
+    """A store that takes no calls from a process that was killed.
 
-    And a store that is reached over a network: a call may be lost, or its answer.
+    So ``finally`` blocks of the process have no effect, as after a real SIGKILL. Calls can also
+    fail as they do over a network: the call gets lost, or the store carries it out and the response
+    gets lost.
     """
 
     world: Mortal
@@ -56,14 +58,14 @@ class MortalStore(MemoryStore):
 def killed_after(
     lines: int, world: Mortal, act: Callable[[], Any], *, where: Callable[[CodeType], bool]
 ) -> Any:
-    """Return what ``act`` returns, unless its process ends first.
+    """Call ``act`` in a simulated process and return its result, unless the process is killed.
 
     Arguments:
-        lines: after which it ends; 0: it does not.
-        where: returns whether lines of a function count.
+        lines: after how many lines of code the process is killed; 0 means never.
+        where: returns whether the lines of a function count.
 
     Raises:
-        Killed: it has ended.
+        Killed: the process was killed.
     """
     world.is_dead = False
     try:
@@ -74,11 +76,12 @@ def killed_after(
 
 
 def _alone(act: Callable[[], Any]) -> Iterator[Any]:
-    """Do something in a generator, because that has its own exception being handled.
+    """Do something in a generator, so that an exception cannot stay behind in ``sys.exc_info()``.
 
-    A trace function that raises while an exception leaves a ``with`` block makes CPython 3.11 to
-    3.13 keep that exception as the one being handled, because the clean-up of the block's handler
-    runs before its set-up has. Signals are looked at elsewhere, so no real process does this.
+    If a trace function raises while an exception leaves a ``with`` block, CPython 3.11 to 3.13 goes
+    on as if that exception were still being handled. A generator has an ``exc_info`` of its own,
+    which ends with it. A real process cannot get into this state, because Python does not look at
+    signals at this point.
     """
     yield act()
 
@@ -90,7 +93,7 @@ def _traced(lines: int, world: Mortal, where: Callable[[CodeType], bool]) -> Ite
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
         if not where(frame.f_code):
-            return None  # A store's change is atomic.
+            return None  # For example, a process is never killed inside a change of the store.
         if event == "line":
             left -= 1
             if left == 0:

@@ -1,7 +1,7 @@
-"""Random histories of a redrive: faults, kills between any two steps, time that passes, bounces.
+"""Run random histories of redrives with faults and kills, and check that no message is lost.
 
-``python -m tests.simulation.redrive_history --seed 0 --histories 2000`` runs many; each is
-repeatable from its seed.
+``python -m tests.simulation.redrive_history --seed 0 --histories 2000`` runs many histories. The
+same seed always gives the same history.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ERRORS = (
     "InternalError",
     "Throttling",
     "ExpiredToken",
-    None,  # an answer that lists nothing
+    None,  # an empty response
     ReadTimeoutError(endpoint_url="x"),
     ConnectTimeoutError(endpoint_url="x"),
 )
@@ -55,32 +55,33 @@ def faults(rng: random.Random) -> list[Fault]:
             may_be_lost = error is None or isinstance(error, ReadTimeoutError)
             lost = may_be_lost and rng.random() < 0.7
             found.append(Fault(action, error, after=lost))
-    if rng.random() < 0.1:  # the first send arrives, and SQS says so of none of its repetitions
+    # The first send arrives and its response gets lost. SQS then throttles all repetitions.
+    if rng.random() < 0.1:
         lost = Fault("SendMessageBatch", ReadTimeoutError(endpoint_url="x"), after=True)
         found = [lost, *[Fault("SendMessageBatch", "Throttling")] * 12]
-    if rng.random() < 0.1:  # deletes arrive, and SQS says so of none
+    if rng.random() < 0.1:  # SQS carries deletes out, but all responses get lost
         found += [Fault("DeleteMessageBatch", ReadTimeoutError(endpoint_url="x"), after=True)] * 12
-    if rng.random() < 0.1:  # somebody changes the policy
+    if rng.random() < 0.1:  # AWS denies calls, as after a change of the queue's policy
         found += [Fault(rng.choice(ACTIONS), "AccessDenied")] * rng.randint(1, 3)
     if rng.random() < 0.1:
         found += [Fault("SendMessageBatch", "InvalidMessageContents")] * rng.randint(1, 3)
-    if rng.random() < 0.1:  # six tries of one count, and some
+    if rng.random() < 0.1:  # up to 8 failures, more than the engine's 6 tries to count messages
         found += [Fault("GetQueueAttributes", "InternalError")] * rng.randint(1, 8)
-    if rng.random() < 0.2:  # nothing can be renewed
+    if rng.random() < 0.2:  # the redrive cannot renew any visibility timeout
         found += [Fault("ChangeMessageVisibilityBatch", "InternalError")] * 200
     return found
 
 
 def pass_by(found: list[Fault]) -> bool:
-    """Whether a run that tries again gets over these."""
+    """Return whether a redrive that repeats failed calls gets past these faults."""
     tried = Counter(fault.action for fault in found)
-    del tried["ChangeMessageVisibilityBatch"]  # which ends no run
+    del tried["ChangeMessageVisibilityBatch"]  # a run goes on if this call fails
     is_for_ever = any(fault.error == "AccessDenied" for fault in found)
     return not is_for_ever and max(tried.values(), default=0) < TRIES
 
 
 class History:
-    """One history, drawn from its seed."""
+    """One history of redrives. Its seed decides all that happens."""
 
     def __init__(self, seed: int, directory: Path) -> None:
         self.rng = rng = random.Random(seed)
@@ -101,7 +102,7 @@ class History:
         source.stale_handles_delete = rng.random() < 0.7
         self.signalled_at: int | None = None
         self.steps_to_second_signal: int | None = None
-        self.full_at = 0  # the steps at which the disk is full begin
+        self.full_at = 0  # from this step on, the disk is full for ten steps; 0 means never
         self.was_full = False
         self.oversleeps = rng.random() < 0.1
         world.on_event, world.before_step = self.on_event, self.before_step
@@ -123,7 +124,7 @@ class History:
         return is_full
 
     def signals(self) -> None:
-        """A first signal, and a second one while the run gives back and ends."""
+        """Send the redrive a first signal, and a second one while it gives messages back."""
         world = self.world
         if world.steps == self.signalled_at:
             world.stop.set()
@@ -137,7 +138,7 @@ class History:
         self.check_the_sum()
         if isinstance(event, MessagesSent) and len(self.bounced) < self.may_bounce:
             self.bounce()
-        if self.rng.random() < self.shows_twice:  # SQS may show a message that is in flight
+        if self.rng.random() < self.shows_twice:  # SQS may deliver a message that is in flight
             in_flight = self.world.sqs.queues[self.world.source.url].in_flight()
             if in_flight:
                 self.rng.choice(in_flight).visible_at = self.world.clock.now
@@ -150,7 +151,7 @@ class History:
         self.signals()
 
     def take_what_is_visible(self) -> None:
-        """Somebody else redrives, too: what this run does not hold any more is theirs."""
+        """Act as another redrive of the same queue, which sends all messages that are visible."""
         source = self.world.sqs.queues[self.world.source.url]
         main = self.world.bodies(self.world.main)
         visible = [m for m in source.messages if m.visible_at <= self.world.clock.now]
@@ -162,7 +163,7 @@ class History:
                 )
 
     def bounce(self) -> None:
-        """A worker takes a message that was sent, and gives it up."""
+        """Act as a worker that receives a redriven message and makes it a dead letter again."""
         sqs, main = self.world.sqs, self.world.sqs.queues[self.world.main.url]
         if not main.messages:
             return
@@ -177,7 +178,7 @@ class History:
         self.bounced.add(message.body)
 
     def check_the_sum(self) -> None:
-        """Each message is in one state, and every number is a fold over the ledger."""
+        """Check that the counts of the ledger agree with the state of each of its messages."""
         assert self.world.run is not None
         ledger = self.world.run.ledger
         received = [row for row in ledger.rows.values() if row.handle is not None]
@@ -186,9 +187,12 @@ class History:
         assert +ledger.left == left
 
     def check_the_end(self, events: list[Any], report: RedriveReport | None) -> None:
-        """However it ends, unless it is killed: the last event has its numbers, and the ids."""
+        """Check the last event: the redrive ends with one, and its numbers agree with the ledger.
+
+        This holds for each end of a redrive that was not killed.
+        """
         assert self.world.run is not None
-        if not events:  # SQS did not say how many messages there are: it has not begun
+        if not events:  # the redrive has not begun, because it could not count the messages
             assert report is None
             return
         assert [type(event) for event in events].count(Finished) == 1
@@ -198,18 +202,19 @@ class History:
         ledger = self.world.run.ledger
         assert found.not_deleted == len(ledger.undeleted)
         named = {id_ for e in events if isinstance(e, NotDeleted) for id_ in e.ids}
-        assert named >= set(ledger.undeleted), "sent, not deleted, and not named"
+        assert named >= set(ledger.undeleted), "a message was sent, not deleted, and not named"
         if found.ended in (Ended.DONE, Ended.INCOMPLETE):
             states = {row.state for row in ledger.rows.values() if row.handle is not None}
-            assert states <= {RowState.SENT, RowState.LEFT}, (
-                "done, and a message is in no one's hands"
-            )
+            assert states <= {RowState.SENT, RowState.LEFT}, "done, but a message has not ended"
             left = found.failed + found.skipped + found.poison + found.not_deleted
             left += ledger.left[Action.HOLD]
             assert left + found.deleted == found.looked_at, "the report does not add up"
 
     def redrive(self, resend: bool = True) -> RedriveReport:
-        """A run that says that it is done has left only what it counts, and what came back."""
+        """Redrive, and check that a run that ends as done leaves only messages that it counts.
+
+        Messages that came back from a worker may also be left.
+        """
         source = self.world.sqs.queues[self.world.source.url]
         before = {message.id for message in source.messages}
         copies, bounced = self.world.bodies(self.world.main), len(self.bounced)
@@ -221,18 +226,22 @@ class History:
             self.check_the_end(self.world.events[events:], None)
             raise
         finally:
-            # A FIFO queue drops a repeated send for five minutes. No program can look at the time
-            # once more if the machine is suspended between its decision and the call.
+            # A FIFO queue drops a repeated send within five minutes, so the redrive may repeat it.
+            # If the machine is suspended just before the call, the five minutes may be over. No
+            # program can prevent this.
             if not resend and not self.has_rival and not (self.is_fifo and self.oversleeps):
                 now = self.world.bodies(self.world.main)
                 assert all(
                     n <= max(1, copies[body]) or body in self.bounced for body, n in now.items()
-                ), "sent again, though held"
-        if report.ended is Ended.DONE and bounced == len(self.bounced):  # those can take a place
+                ), "a message in doubt was sent again without --include-unknown"
+        # A message that came back during the run could be counted in the place of another one.
+        if report.ended is Ended.DONE and bounced == len(self.bounced):
             counted = report.failed + report.skipped + report.poison + report.not_deleted
             counted += 0 if resend else report.in_doubt
             left = [message for message in source.messages if message.id in before]
-            assert len(left) <= counted, "done, and messages are left"
+            assert len(left) <= counted, (
+                "done, but messages are left that the report does not count"
+            )
         return report
 
     def run(self) -> None:
@@ -257,7 +266,7 @@ class History:
             with suppress(RedriveError):
                 report = self.redrive()
                 is_unreachable = report.ended is Ended.UNREACHABLE
-                assert not (is_unreachable and pass_by(last)), "not tried again"
+                assert not (is_unreachable and pass_by(last)), "the redrive gave up too early"
             last = []
             world.sqs.faults.clear()
             world.clock.now += 400
@@ -270,12 +279,12 @@ class History:
         world, body_of = self.world, self.body_of
         named = {body_of[i] for e in world.events if isinstance(e, InDoubt) for i in e.ids}
         copies = world.bodies(world.main)
-        assert set(copies) == set(self.bodies), "a message is lost, or left"
+        assert set(copies) == set(self.bodies), "a message is lost or not sent"
         twice = {body for body, count in copies.items() if count > 1}
         assert twice <= named, f"sent twice and not named: {twice - named}"
         told = Counter(id_ for e in world.events if isinstance(e, MessagesSent) for id_ in e.ids)
         if not self.was_full:
-            assert max(told.values(), default=1) == 1, "what was noted as sent is never sent again"
+            assert max(told.values(), default=1) == 1, "a message was reported as sent twice"
         if self.is_fifo:
             for group in range(self.groups):
                 order = list(dict.fromkeys(self.arrived(f"g{group}")))
@@ -291,30 +300,34 @@ class History:
 
 
 def history(seed: int, directory: Path) -> None:
-    """Run one. Raises AssertionError, or whatever the engine raises, if something is wrong."""
+    """Run a history.
+
+    Raises:
+        AssertionError: something is wrong. The engine may also raise any other error.
+    """
     History(seed, directory).run()
 
 
 def first_failure(seeds: range) -> tuple[int, Exception] | None:
-    """Return the first seed with which something is wrong, and what."""
+    """Return the first seed whose history fails, and its error. None if no history fails."""
     with TemporaryDirectory() as directory:
         for seed in seeds:
             try:
                 Path(directory, str(seed)).mkdir()
                 history(seed, Path(directory, str(seed)))
-            except Exception as exc:  # noqa: BLE001  # whatever it is, it is wrong
+            except Exception as exc:  # noqa: BLE001  # no history may end with an error
                 return seed, exc
     return None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Simulate redrives with faults and kills.")
-    parser.add_argument("--seed", type=int, default=0, help="of the first history")
-    parser.add_argument("--histories", type=int, default=2_000)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first history [0]")
+    parser.add_argument("--histories", type=int, default=2_000, help="number of histories [2000]")
     options = parser.parse_args()
     failure = first_failure(range(options.seed, options.seed + options.histories))
     if failure is None:
-        print(f"{options.histories} histories from seed {options.seed}: nothing is wrong")
+        print(f"{options.histories} histories from seed {options.seed}: no error")
         return 0
     print(f"seed {failure[0]}: {type(failure[1]).__name__}: {failure[1]}")
     return 1

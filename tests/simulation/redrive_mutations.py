@@ -1,9 +1,14 @@
-"""Mistakes in the redrive that its histories are to find: ``test_redrive_histories`` plants each.
+"""Mistakes in the redrive that its random histories must find.
 
-Not among them, because only the cost differs: a run that renews no holds (what it loses is received
-again), that does not delete at once what it has sent before (it does at its end), or that believes
-the first empty receive (it ends as incomplete, and the next one goes on). Too rare, and in
-``tests/unit/test_redrive_ledger.py``: a message that is lost while it is in doubt stays in doubt.
+``test_redrive_histories`` makes each mistake in turn. Some mistakes are not here, because they only
+cost time:
+
+- A run renews no visibility timeouts. It receives the messages that it loses again.
+- A run does not delete at once a message that an earlier run has sent. It does so at its end.
+- A run believes the first empty receive. It ends as incomplete, and the next run goes on.
+
+One more is too rare for random histories: a message in doubt is received again and is no longer in
+doubt. ``tests/unit/test_redrive_ledger.py`` has a test for it.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from celery_sqs_backoff.sqs.calls import Calls, Sent
 
 
 def _without_kind(kind: str) -> Any:
-    """Lines of this kind are not written."""
+    """Write no lines of this kind to the journal."""
     write = Journal.write
 
     def forgetful(self: Journal, is_: str, ids: Any, at: float = 0.0) -> None:
@@ -30,7 +35,7 @@ def _without_kind(kind: str) -> Any:
 
 
 def _failed_is_sent() -> Any:
-    """What SQS failed in a batch counts as sent, if it has accepted another entry."""
+    """Count all entries of a batch as sent if SQS has accepted one of them."""
     send = Calls.send
 
     def hopeful(self: Calls, entries: Any) -> list[Sent]:
@@ -43,7 +48,7 @@ def _failed_is_sent() -> Any:
 
 
 def _doubt_is_unsent() -> Any:
-    """A lost response is taken for a request that did not arrive."""
+    """Count messages as not sent if the response to the send gets lost."""
 
     def hopeful(self: Ledger, messages: Any, at: float, *, resend: Any) -> None:
         self.mark_unsent(messages)
@@ -60,7 +65,7 @@ def _unsent_clears_doubt() -> Any:
 
 
 def _known_is_dropped() -> Any:
-    """Who receives a message again leaves it to who has lost it."""
+    """Let no thread work on a message that the run receives again after it has lost it."""
     received = Ledger.enter
 
     def wrong(self: Ledger, claim: int, messages: Any, until: float) -> Any:
@@ -72,7 +77,7 @@ def _known_is_dropped() -> Any:
 
 
 def _deleted_before_it_is_noted() -> Any:
-    """The delete does not wait for the journal."""
+    """Delete messages before the journal says that they are sent."""
     mark_sent = Ledger.mark_sent
 
     def late(self: Ledger, *args: Any, **options: Any) -> None:
@@ -83,12 +88,12 @@ def _deleted_before_it_is_noted() -> Any:
 
 
 MUTATIONS: dict[str, Callable[[], Any]] = {
-    "a send is not noted before": lambda: _without_kind("sending"),
-    "a send is not noted after": lambda: _without_kind("sent"),
-    "what SQS failed counts as sent": _failed_is_sent,
-    "a lost response counts as unsent": _doubt_is_unsent,
-    "unsent once is unsent for ever": _unsent_clears_doubt,
-    "who receives a message again leaves it alone": _known_is_dropped,
+    "the journal does not say that a send begins": lambda: _without_kind("sending"),
+    "the journal does not say that a send has ended": lambda: _without_kind("sent"),
+    "a failed entry counts as sent": _failed_is_sent,
+    "a send without a response counts as not sent": _doubt_is_unsent,
+    "a message in doubt that is not sent again is no longer in doubt": _unsent_clears_doubt,
+    "a message that is received again is not sent": _known_is_dropped,
     "a delete does not wait for the journal": _deleted_before_it_is_noted,
-    "no second try": lambda: mock.patch.object(sender, "TRIES", 1),
+    "a failed call is not repeated": lambda: mock.patch.object(sender, "TRIES", 1),
 }

@@ -1,11 +1,11 @@
-"""Histories of guard, step and workflow in which processes end between any two lines.
+"""Run random histories of guards, steps and workflows in which processes are killed at any line.
 
-``python -m tests.simulation.safe --histories 2000 --seed 0``; ``make simulate-safe``.
+``make simulate-safe`` runs ``python -m tests.simulation.safe --histories 2000 --seed 0``.
 
-Each history draws runs of some messages. A run may end at any line of ``celery_sqs_backoff.safe``
-or of the work itself, as by SIGKILL; its message then comes back. The clock is virtual, the store
-in memory, and what was promised is counted at the end. In a third of them the store fails now
-and then, before or after it has done what it was asked.
+Each history draws runs of some messages. A run may be killed at any line of
+``celery_sqs_backoff.safe`` or of the task's own work, and SQS then delivers the message again. The
+clock is virtual, and the store is in memory. At the end, the history checks the promises. In a
+third of the histories, calls of the store sometimes fail, before or after they have an effect.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from celery_sqs_backoff import Guard, Retryable, SQSBackoffTask
 from . import workflow
 from .kills import Killed, MortalStore, killed_after
 
-#: Lines at which a process can end: ours, and those of the work in this file.
+#: A process can be killed at a line of these files of ours, and of these functions in this file.
 _OURS = ("celery_sqs_backoff/safe/", "celery_sqs_backoff/store/records")
 _WORK = ("mail", "pay", "charge", "confirm", "fund", "act", "undo")
 
 
 class World:
-    """A store, a clock and what has been done outside; begun anew for each history."""
+    """A store, a clock, and the effects outside of them. Each history begins a new one."""
 
     def __init__(self) -> None:
-        #: Lines of a run, about: it is killed at one of them, or ends well before.
+        #: A run is killed at one of its first lines, up to this number. A run has about as many.
         self.lines = 400
-        #: Share of the store's calls that fail.
+        #: The share of the store's calls that fail.
         self.store_fails = 0.0
         self.app = Celery("simulation", broker="memory://", set_as_current=False)
         self.app.finalize()
@@ -58,11 +58,11 @@ class World:
         self.app.conf.sqs_backoff = {"store": self.store, "secret": "simulation"}
 
     def run(self, task: Any, *args: Any, task_id: str, killable: bool = True) -> Any:
-        """Run a message once; ``None`` if the process was killed, else how it ended."""
+        """Run a message once, and return its result, or None if the process was killed."""
         return self.attempt(lambda: task.apply(args, task_id=task_id), killable=killable)
 
     def attempt(self, act: Callable[[], Any], *, killable: bool = True) -> Any:
-        """Do something in a process; ``None`` if it was killed, else what it returned."""
+        """Call a function in a process. Return its result, or None if the process was killed."""
         lines = self.rng.randint(1, self.lines) if killable and self.rng.random() < 0.7 else 0
         try:
             return killed_after(lines, self, act, where=_counts)
@@ -80,7 +80,10 @@ History = Callable[[int], None]
 
 
 def guarded(world: World) -> History:
-    """One mail per customer and window, unless the message that sent it is run again in doubt."""
+    """Return histories of a guard: only one of two messages sends the mail in a window.
+
+    The message that sends the mail may send it again if the worker does not know that it was sent.
+    """
 
     @world.app.task(bind=True, name="mail", guard=Guard(key="7", window=3e9))
     def mail(self: Any) -> str:
@@ -89,7 +92,7 @@ def guarded(world: World) -> History:
             raise Retryable("refused: nothing was sent")
         world.done.append(self.request.id)
         if how < 0.3:
-            raise ValueError("the answer was lost")
+            raise ValueError("the response was lost")
         return "sent"
 
     def history(seed: int) -> None:
@@ -101,14 +104,14 @@ def guarded(world: World) -> History:
             before = len(world.done)
             ended = world.run(mail, task_id=message)
             if message in ended_well:
-                assert len(world.done) == before, "it was done, and has run again"
-            # Where the store fails, a success may be logged as not recorded.
+                assert len(world.done) == before, "the work was done, and the task ran again"
+            # If the store fails, a run can succeed without a record of its success.
             if ended is not None and ended.state == "SUCCESS" and not world.store_fails:
                 ended_well.add(message)
         assert len(set(world.done)) <= 1, f"two messages have sent: {world.done}"
         world.effects["troubles"] = 0
         world.store_fails = 0.0
-        for message in "AB":  # the provider is well, and nobody kills: what is owed is done
+        for message in "AB":  # Now nothing fails and no process is killed, so the mail is sent.
             world.run(mail, task_id=message, killable=False)
         assert len(set(world.done)) == 1, f"sent by {set(world.done)}"
 
@@ -116,7 +119,7 @@ def guarded(world: World) -> History:
 
 
 def stepped(world: World) -> History:
-    """A step whose provider knows the key is done once, and its confirmation is not forgotten."""
+    """Return histories of a step: the provider does the work of a key once, and it is confirmed."""
 
     @world.app.task(name="confirm")
     def confirm(done: object) -> None:
@@ -128,7 +131,7 @@ def stepped(world: World) -> History:
         return str(self.step("charge", charge, key, confirm=confirm.s()))
 
     def charge(key: str) -> str:
-        world.done.append(key)  # the provider does it once per key
+        world.done.append(key)  # the provider does the work only once for each key
         return "receipt"
 
     world.lines = 600
@@ -140,16 +143,16 @@ def stepped(world: World) -> History:
             calls = len(world.done)
             world.store_fails = 0.0 if last else world.store_fails
             ended = world.run(pay, task_id="A", killable=not last)
-            assert not recorded or len(world.done) == calls, "it was recorded, and done again"
+            assert not recorded or len(world.done) == calls, "the step was recorded and done again"
             recorded = recorded or (ended is not None and ended.state == "SUCCESS")
         assert recorded
         assert len(set(world.done)) == 1
-        assert world.effects["confirmed"], "it was never confirmed"
+        assert world.effects["confirmed"], "the step was never confirmed"
 
     return history
 
 
-#: Those have a world of their own.
+#: Histories of workflows have a world of their own, in ``workflow.py``.
 WORKFLOW = "workflow"
 
 KINDS: dict[str, Callable[[World], History]] = {
@@ -159,10 +162,10 @@ KINDS: dict[str, Callable[[World], History]] = {
 
 
 def simulate(kind: str, *, histories: int, seed: int = 0) -> Counter[str]:
-    """Play histories of one kind; return what has happened in all of them.
+    """Run histories of one kind, and return how often each thing has happened in them.
 
     Raises:
-        AssertionError: a promise was broken; names the seed of the history.
+        AssertionError: a promise was broken. The message has the seed of the history.
     """
     logging.disable(logging.CRITICAL)
     happened: Counter[str] = Counter()
@@ -186,9 +189,9 @@ def simulate(kind: str, *, histories: int, seed: int = 0) -> Counter[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--histories", type=int, default=2000, help="of each kind. Default: 2000")
-    parser.add_argument("--seed", type=int, default=0, help="of the first. Default: 0")
-    parser.add_argument("--kind", choices=(*KINDS, WORKFLOW), action="append", help="Default: all")
+    parser.add_argument("--histories", type=int, default=2000, help="number of each kind [2000]")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first history [0]")
+    parser.add_argument("--kind", choices=(*KINDS, WORKFLOW), action="append", help="default: all")
     options = parser.parse_args()
     for kind in options.kind or (*KINDS, WORKFLOW):
         started = time.monotonic()

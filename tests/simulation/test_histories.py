@@ -1,7 +1,7 @@
-"""Random histories of two workers, two queues and SQS, on the rig; see ``fleet`` for the rules.
+"""Workers keep the rules of ``fleet.py`` in random histories of faults, kills and stops.
 
-``make simulate-faults HISTORIES=20000`` looks longer. Hypothesis draws the histories and reduces
-one that fails.
+Hypothesis draws the histories, and makes one that fails shorter. ``make simulate-faults
+HISTORIES=20000`` runs more of them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _SETTINGS = settings(
 @_SETTINGS
 @given(histories())
 def test_histories(history):
-    """Whatever fails and whoever is killed, the rules hold."""
+    """The rules hold whichever calls fail, and whichever workers are killed or suspended."""
     assert Fleet(history).run().wrong == []
 
 
@@ -98,13 +98,13 @@ def test_histories(history):
 @_SETTINGS
 @given(histories(has_provider=True))
 def test_histories_with_provider(history):
-    """The rules also hold while a provider is down, and when it is back."""
+    """The rules also hold while the provider of the tasks is down, and when it is back."""
     assert Fleet(history).run().wrong == []
 
 
 @pytest.mark.parametrize("error", ["unreachable", "AccessDenied", "slow"])
 def test_faults_of_one_queue(error):
-    """A queue whose calls fail does not hold up another."""
+    """If calls about one queue fail, the worker does not hold up the messages of another queue."""
     both = (Queue(), Queue())
     sent = [Send(float(at), queue) for at in range(60) for queue in (0, 1)]
     failing = [Fault(5.0, 50.0, 0, action, error) for action in ACTIONS[:2]]
@@ -112,7 +112,7 @@ def test_faults_of_one_queue(error):
 
 
 def test_replay():
-    """A history has the same course each time."""
+    """A history that runs twice gives the same calls and runs."""
     both = (Queue(), Queue(fifo=True))
     sent = [Send(float(at), at % 2, runs=(("retry", 0.05),)) for at in range(20)]
     history = History(both, (*sent, Kill(7.0, 0), Suspend(12.0, 1, 50.0)))

@@ -1,4 +1,4 @@
-"""Short form of ``python -m tests.simulation.redrive_history``: every message is accounted for."""
+"""Redrives lose no message in random histories: the short form of ``make simulate-redrive``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .redrive_mutations import MUTATIONS
 HISTORIES = int(os.environ.get("REDRIVE_HISTORIES", "200"))
 
 
-#: In one test: few enough for `make mutants`, which leaves slow tests out.
+#: Histories in one test. ``make mutants`` leaves slow tests out, so they must be few.
 AT_A_TIME = 5
 
 
 @pytest.mark.parametrize("seed", range(0, HISTORIES, AT_A_TIME))
 def test_random_histories(seed: int) -> None:
-    """A redrive accounts for every message and names every duplicate."""
+    """A redrive loses no message, and names each message that it may have sent twice."""
     failure = first_failure(range(seed, seed + AT_A_TIME))
     if failure is not None:
         seed, exc = failure
@@ -29,6 +29,6 @@ def test_random_histories(seed: int) -> None:
 
 @pytest.mark.parametrize("mistake", MUTATIONS)
 def test_mistakes(mistake: str) -> None:
-    """The simulation finds each deliberate mistake within 400 histories."""
+    """The histories find each deliberate mistake in the redrive, in at most 400 of them."""
     with MUTATIONS[mistake]():
         assert first_failure(range(400)) is not None

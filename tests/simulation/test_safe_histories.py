@@ -1,4 +1,4 @@
-"""The short form of ``make simulate-safe``, which plays 2,000 histories of each kind."""
+"""Guards, steps and workflows in random histories: the short form of ``make simulate-safe``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from . import workflow
 from .safe import KINDS, WORKFLOW, World, simulate
 from .workflow_mutations import MUTATIONS, mutated
 
-#: Of each kind, and in one test: few enough for `make mutants`, which leaves slow tests out.
+#: How many histories of each kind, and how many in one test. ``make mutants`` leaves slow tests
+#: out, so a test has few.
 HISTORIES, AT_A_TIME = {"guard": 150, "step": 120, "workflow": 100}, 10
 
 
@@ -20,15 +21,15 @@ HISTORIES, AT_A_TIME = {"guard": 150, "step": 120, "workflow": 100}, 10
     [(kind, seed) for kind in (*KINDS, WORKFLOW) for seed in range(0, HISTORIES[kind], AT_A_TIME)],
 )
 def test_random_kills(kind: str, seed: int) -> None:
-    """Guards, steps and workflows keep their promises wherever a process ends."""
+    """Guards, steps and workflows keep their promises at whichever line a process is killed."""
     happened = simulate(kind, histories=AT_A_TIME, seed=seed)
     assert happened["killed"]
 
 
 def test_no_exception_left() -> None:
-    """A kill leaves no exception that a later test would be handling.
+    """A simulated kill leaves no exception in ``sys.exc_info()``.
 
-    It would be an exception that was leaving a ``with`` block when the process was killed.
+    It could leave one that was on its way out of a ``with`` block at the time of the kill.
     """
     source = "def leave():\n  with nullcontext():\n    raise ValueError"
     names = {"nullcontext": nullcontext}
@@ -44,7 +45,7 @@ def test_no_exception_left() -> None:
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_missing_rules(name: str) -> None:
-    """The simulation finds each missing rule within 200 histories."""
+    """The histories find each rule that is missing in workflows, in at most 200 of them."""
     with mutated(name):
         assert any(is_broken(seed) for seed in range(200))
 

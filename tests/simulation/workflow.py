@@ -1,9 +1,10 @@
-"""Histories of one workflow: two messages, kills at any line, stale runs, lost calls and answers.
+"""Run random histories of one workflow that two messages, A and B, work on.
 
-A message is delivered until its run ends well or gives it up. A run may be killed at any line of
-the kernel, or be suspended for longer than its lease while other runs and undoing tasks go on. A
-message that is given up sends the real task that takes workflows back, and may be redriven. In some
-histories the queue is FIFO: all of it is one group.
+SQS delivers a message until its run ends well or gives it up. A run may be killed at any line of
+our code for workflows. It may also be suspended for longer than its lease on the workflow, while
+other runs and undoing tasks go on. A message that is given up sends the real task ``take_back``,
+which undoes the steps of a workflow. A dead letter may be redriven. In some histories the queue is
+FIFO, and all messages are in one group.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ _WORK = ("act", "body")
 
 
 class Refused(Exception):
-    """The provider certainly did nothing."""
+    """The provider has refused a step, and certainly has not done it."""
 
 
 class Lost(Exception):
-    """The provider's answer was lost."""
+    """The provider has done a step, but its response was lost."""
 
 
 class Broken(AssertionError):
@@ -65,7 +66,7 @@ class Run:
 
 @dataclass
 class Message:
-    """What SQS knows of a message."""
+    """The state of a message on the queue."""
 
     is_gone: bool = False
     is_dead_letter: bool = False
@@ -74,7 +75,7 @@ class Message:
 
 @dataclass
 class World:
-    """One history: a store, a clock, a queue, and what was done outside."""
+    """A store, a clock, a queue, and the steps that were done and undone, for one history."""
 
     seed: int
     now: float = 1_000_000.0
@@ -89,13 +90,13 @@ class World:
     pending: set[int] = field(default_factory=set)
     happened: Counter[str] = field(default_factory=Counter)
     depth: int = 0
-    #: Until when a run that waits in the workflow holds its lock.
+    #: A suspended run holds the workflow's lock until this time.
     inside_until: float = 0.0
-    #: The message that last began a step; empty: not known.
+    #: The message that last began a step. Empty if this is not known.
     answers: str = ""
-    #: Steps of a block that has ended well, and that no run has begun since.
+    #: Steps of a workflow that has ended well, unless a run has begun them again since.
     settled: set[str] = field(default_factory=set)
-    #: Of the messages that began to take back: those that had an undoing task sent.
+    #: The ``take_back`` tasks that have sent an undoing task. Only one of them may do so.
     chains: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -103,12 +104,12 @@ class World:
         self.store_fails = self.rng.choice([0.0, 0.0, 0.1])
         self.broker_fails = self.rng.choice([0.0, 0.0, 0.2])
         self.is_fifo = self.rng.random() < 0.15
-        #: Share of deliveries that are B's, of runs that are killed, and of suspensions.
+        #: The share of deliveries that are of B, of runs that are killed, and so on.
         self.share_of_b = self.rng.choice([0.2, 0.5])
         self.kills = self.rng.choice([0.1, 0.5])
         self.suspends = self.rng.choice([0.3, 0.6])
         self.suspends_long = self.rng.choice([0.2, 0.6])
-        #: How often the queue of undoing tasks is worked off after a delivery.
+        #: The share of deliveries after which all undoing tasks in the queue run.
         self.works = self.rng.choice([0.0, 0.5])
         #: B may do one more step than A.
         self.steps = {"A": STEPS, "B": STEPS + self.rng.choice(["", "d"])}
@@ -123,17 +124,17 @@ class World:
         return records_of(self.app)
 
     def time(self) -> float:
-        """Return the time. It passes, so a run enters later than it begins."""
+        """Return the time, and move the clock. So a run enters the workflow after it has begun."""
         self.now += 0.001
         return self.now
 
-    # The work
+    # What a task does
 
     def act(self, name: str, run: Run, may_suspend: bool) -> str:
         if self.state() in ("closing", "closed"):
             raise Broken(f"the step {name} began after the workflow was closed")
         if self.now < self.inside_until:
-            raise Broken("a run is in the workflow while another one is, within its lease")
+            raise Broken("a run is in the workflow while another run holds its lock")
         self.answers = run.message
         self.settled.discard(name)
         self.perhaps_suspend(may_suspend)
@@ -150,7 +151,7 @@ class World:
             self.suspend(is_long=self.rng.random() < self.suspends_long)
 
     def suspend(self, *, is_long: bool) -> None:
-        """Let time pass in this process, more than the lease if it is long, while others go on."""
+        """Suspend this process while others go on. If it is long, it outlasts the run's lease."""
         self.happened["suspended"] += 1
         before = self.inside_until
         self.inside_until = before if is_long else self.now + LEASE - 20
@@ -205,7 +206,7 @@ class World:
     # Deliveries
 
     def deliver(self, name: str, *, is_last: bool = False) -> None:
-        """Run a message once, and settle it."""
+        """Run a message once, and delete it, give it up, or let it come back."""
         message = self.messages[name]
         if self.is_fifo and name == "B" and not self.messages["A"].is_gone:
             return
@@ -217,7 +218,7 @@ class World:
         run = Run(number, name, self.time())
         how = self.attempt(run, killable=not is_last)
         self.settled |= self.settled_now()
-        # A run that was overtaken by another delivery does not settle the message.
+        # If SQS has delivered the message again in the meantime, only the later run settles it.
         is_latest = receive == message.receives
         is_given_up = how == "gives up" or (how == "comes back" and (is_last or receive > 6))
         if is_given_up:
@@ -229,7 +230,7 @@ class World:
             self.pending.add(number)
 
     def redrive(self, name: str) -> None:
-        """Send a dead letter again: a new message of the same task ID."""
+        """Send a dead letter again, as a new message with the same task ID."""
         if self.messages[name].is_dead_letter:
             self.happened["redriven"] += 1
             self.messages[name] = Message()
@@ -249,7 +250,7 @@ class World:
         except (Killed, TryLater) as exc:
             self.happened["killed"] += isinstance(exc, Killed)
             if self.answers != run.message:
-                self.answers = ""  # the run may have begun a step, and not come to it
+                self.answers = ""  # the run may have begun a step that act() has not seen
             return "comes back"
         except Refused:
             return "comes back" if self.rng.random() < 0.5 else "gives up"
@@ -260,7 +261,7 @@ class World:
     # The queue of take_back and of undoing tasks
 
     def work(self) -> None:
-        """Run the tasks that take back. On a FIFO queue they are behind the two messages."""
+        """Run the tasks that undo the workflow. On a FIFO queue they come after both messages."""
         if self.is_fifo and not all(message.is_gone for message in self.messages.values()):
             return
         for _ in range(200):
@@ -275,7 +276,7 @@ class World:
                 self.queue.append(("take back", link, f"{chain}, after {name}"))
                 continue
             self.take_back(args, task_id)
-        raise Broken("taking back never ends")
+        raise Broken("the undoing tasks never end")
 
     def take_back(self, args: tuple[Any, ...], task_id: str) -> None:
         lines = self.rng.randint(1, 200) if self.rng.random() < 0.2 * bool(self.depth < 9) else 0
@@ -289,12 +290,14 @@ class World:
             self.now += 61
         if before == "open" and self.state() in ("closing", "closed"):
             if self.answers and args[0] != self.answers:
-                raise Broken(f"{args[0]} takes back what {self.answers} answers for")
+                raise Broken(
+                    f"{args[0]} undoes the workflow, but {self.answers} began its last step"
+                )
             if self.now < self.inside_until:
-                raise Broken("taken back while a run is in the workflow, within its lease")
+                raise Broken("the workflow is undone while a run holds its lock")
             latest = self.entered.get(args[0])
             if latest is not None and latest in self.pending:
-                raise Broken("taken back from under a run that comes back")
+                raise Broken("the workflow is undone although its message comes back")
 
     def state(self) -> str:
         there = self.peek()
@@ -314,7 +317,7 @@ class World:
 
 
 class Bound:
-    """The task, as ``take_back`` sees itself."""
+    """Stands for the bound task that ``take_back`` gets as ``self``."""
 
     def __init__(self, world: World, task_id: str) -> None:
         self.app, self.request = world.app, Context(id=task_id)
@@ -330,7 +333,7 @@ def _counts(code: CodeType) -> bool:
 
 
 def play(seed: int) -> Counter[str]:
-    """Play one history; return what has happened.
+    """Run one history, and return how often each thing has happened in it.
 
     Raises:
         Broken: a promise was broken.
@@ -347,7 +350,7 @@ def play(seed: int) -> Counter[str]:
         world.queue.append(("undo", (self.args[-1], tuple(link.args), chain), task_id))
         world.chains.add(chain)
         if world.rng.random() < world.broker_fails / 2:
-            raise ConnectionError  # it was taken, and the answer is lost
+            raise ConnectionError  # the broker has taken the task, but its response is lost
 
     def in_a_process(act: Callable[[], object]) -> None:
         world.in_another_process(act)
@@ -366,7 +369,7 @@ def play(seed: int) -> Counter[str]:
                 world.redrive(world.rng.choice("AB"))
         world.store_fails = world.broker_fails = 0.0
         order = "AB" if world.is_fifo else world.rng.choice(["AB", "BA"])
-        for name in order:  # the budgets are used up
+        for name in order:  # the last delivery of each message: a failure gives it up
             world.now += LEASE + 100
             in_a_process(lambda name=name: world.deliver(name, is_last=True))
         world.now += LEASE + 100
@@ -376,7 +379,7 @@ def play(seed: int) -> Counter[str]:
 
 
 def judge(world: World) -> None:
-    """Check what was promised, when every message is gone and all tasks have run."""
+    """Check the promises when all messages have left the queue and all undoing tasks have run."""
     there = world.peek()
     if there is None:
         if world.done:

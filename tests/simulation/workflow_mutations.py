@@ -1,4 +1,4 @@
-"""The kernel of workflows with one rule removed at a time: the histories must find each."""
+"""Remove one rule of workflows at a time. The random histories must find each missing rule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery_sqs_backoff.store import records
 
 
 def _edited(owner: Any, name: str, *edits: tuple[str, str]) -> Any:
-    """Patch a function by one whose source is edited."""
+    """Replace a function by one whose source has these edits."""
     function = getattr(owner, name)
     source = textwrap.dedent(inspect.getsource(function))
     for old, new in edits:
@@ -31,7 +31,7 @@ def _edited(owner: Any, name: str, *edits: tuple[str, str]) -> Any:
 _LOCKED = "with Lock(records, scope, lease=_LEASE_SECONDS):"
 
 MUTATIONS: dict[str, Callable[[], Any]] = {
-    "rule 1: a write does not compare what was read": lambda: _edited(
+    "rule 1: a write overwrites a change by another run": lambda: _edited(
         records.Records,
         "replace",
         (
@@ -42,12 +42,12 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "rule 1: a workflow takes no lock": lambda: _edited(
         lock.Lock, "acquire", ("if not there.is_new:", "if False:")
     ),
-    "rule 2: entering writes nothing": lambda: _edited(
+    "rule 2: a run that enters writes nothing": lambda: _edited(
         document.Document,
         "enter",
         ('if self.update(change)["state"] != OPEN:', 'if self.fields["state"] != OPEN:'),
     ),
-    "rule 3: entering changes the owner": lambda: _edited(
+    "rule 3: a run that enters becomes the owner": lambda: _edited(
         document.Document,
         "enter",
         (
@@ -60,23 +60,23 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         "_begin",
         ('{"owner": self._message}', '{"owner": fields.get("owner") or self._message}'),
     ),
-    "rule 4: giving up sends nothing": lambda: patch(
+    "rule 4: a given-up message sends no task": lambda: patch(
         "tests.simulation.workflow.World.give_up", lambda world, run: world.gave_up.add(run.number)
     ),
     "rule 5: no lock is taken": lambda: _edited(take_back, "next_step", (_LOCKED, "if True:")),
-    "rule 5: the owner is not asked": lambda: _edited(
+    "rule 5: any message may undo the workflow": lambda: _edited(
         take_back, "next_step", ('or fields.get("owner") != message', "")
     ),
-    "rule 5: an end is not asked for": lambda: _edited(
+    "rule 5: a workflow that has ended is undone": lambda: _edited(
         take_back, "next_step", ('fields.get("ended") or ', "")
     ),
-    "rule 5: a later run is not asked for": lambda: _edited(
+    "rule 5: a workflow is undone although a later run entered it": lambda: _edited(
         take_back, "next_step", ("entered_at > began and entered_by != run", "False")
     ),
-    "rule 5: a run counts as later than itself": lambda: _edited(
+    "rule 5: the given-up run itself counts as a later run": lambda: _edited(
         take_back, "next_step", (" and entered_by != run", "")
     ),
-    "rule 5: each given-up message begins to undo": lambda: _edited(
+    "rule 5: two given-up messages both undo the workflow": lambda: _edited(
         take_back, "next_step", ('if fields["by"] != by:', "if False:")
     ),
     "rule 5: the first step is undone first": lambda: _edited(

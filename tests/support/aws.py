@@ -1,7 +1,8 @@
-"""The real SQS, with your own account. ``make conformance SQS_SERVER=aws`` uses it.
+"""Test against the real SQS, with your own account: ``make conformance SQS_SERVER=aws``.
 
-The tests and their workers speak to a proxy on this machine, with dummy credentials as always; it
-alone has the account's, and signs the forwarded requests with them.
+The tests and their workers call a proxy on this machine, with the same dummy credentials as for
+local servers. Only the proxy has the credentials of the account. It signs the requests that it
+forwards.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from .queue_names import QUEUE_NAME_PREFIX
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
 
-#: With which the tests sign for local servers.
+#: The access key with which the tests sign requests to local servers.
 _DUMMY = "testing"
 
-#: SQS says that a queue may be there for 60 seconds after it was deleted.
+#: How long the clean-up waits. SQS says that it may take 60 seconds to delete a queue.
 _DELETION_SECONDS = 90.0
 
 
@@ -38,19 +39,19 @@ def announcement() -> str:
     return (
         f"These tests speak to the real SQS in {session.region_name}. All of them together make"
         f" about 13,000 calls, which cost about a cent.\n"
-        f"Their queues are called {QUEUE_NAME_PREFIX}... and are deleted at the end."
+        f"The names of their queues begin with {QUEUE_NAME_PREFIX}. They are deleted at the end."
     )
 
 
 @contextmanager
 def aws(*, deletion_seconds: float = _DELETION_SECONDS) -> Iterator[str]:
-    """Yield an endpoint that leads to SQS. At the end, delete the queues of this run.
+    """Yield the URL of a proxy to SQS. At the end, delete the queues of this run.
 
-    boto3 finds account and region (environment, profile, role).
+    boto3 finds the account and the region in the environment, a profile or a role.
 
     Raises:
-        RuntimeError: as :func:`announcement`; and at the end, when a queue of this run is still
-            there after ``deletion_seconds``.
+        RuntimeError: for the reasons of :func:`announcement`. At the end, if SQS has not deleted
+            all queues of this run within ``deletion_seconds``.
     """
     sqs = _account().client("sqs")
     with fault_proxy(sqs.meta.endpoint_url, sign=True) as proxy:
@@ -66,7 +67,7 @@ def _account() -> boto3.Session:
     try:
         session = boto3.Session()
         credentials = session.get_credentials()
-    except BotoCoreError as exc:  # a profile that is not there, for one
+    except BotoCoreError as exc:  # for example, the profile does not exist
         raise RuntimeError(f"SQS_SERVER=aws: {exc}") from exc
     if credentials is None or session.region_name is None:
         raise RuntimeError(
@@ -90,7 +91,9 @@ def _delete_queues(sqs: SQSClient, deletion_seconds: float) -> None:
 
     def all_gone() -> bool:
         for url in left():
-            with suppress(ClientError):  # it has just been deleted; or it is named below
+            # SQS may just have deleted the queue. If another error is the cause, the queue is left,
+            # and the message below names it.
+            with suppress(ClientError):
                 sqs.delete_queue(QueueUrl=url)
         return not left()
 
@@ -100,5 +103,5 @@ def _delete_queues(sqs: SQSClient, deletion_seconds: float) -> None:
         )
     except (AssertionError, BotoCoreError, ClientError) as exc:
         raise RuntimeError(
-            f"queues of these tests may be left, {QUEUE_NAME_PREFIX}...: {exc}"
+            f"queues of these tests may be left, whose names begin with {QUEUE_NAME_PREFIX}: {exc}"
         ) from exc

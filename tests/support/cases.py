@@ -1,4 +1,4 @@
-"""A table of named cases."""
+"""Parametrize a test by a table of named cases."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where servers are not alike, as far as a test sees: each difference once, with its source.
+"""List where SQS servers differ from each other so that a test sees it, with the source.
 
-A test that meets one still asserts what holds there.
+A test that meets a difference still asserts what holds on that server.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from typing import Final
 
 from .servers import server_name
 
-#: A receipt handle of a standard queue, after another consumer has received the message. SQS
-#: accepts it for ChangeMessageVisibility (recorded by LocalStack's snapshot tests of AWS,
-#: test_terminate_visibility_timeout_after_receive), and says of DeleteMessage with it that the
-#: message might not be deleted
+#: A receipt handle of a standard queue is stale once another consumer has received the message. SQS
+#: accepts a stale handle for ChangeMessageVisibility, as LocalStack's snapshot tests of AWS have
+#: recorded (test_terminate_visibility_timeout_after_receive). Its page on DeleteMessage says that
+#: with such a handle the message might not be deleted
 #: (https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_DeleteMessage.html).
-#: ministack refuses both.
+#: ministack refuses a stale handle in both calls.
 STALE_HANDLE_IS_REFUSED: Final = frozenset({"ministack"})
 
-#: When all messages of a group of a FIFO queue have been hidden for the same time, the last one
-#: comes back first: five messages as 4, 0, 1, 2, 3. SQS keeps the order
+#: If all messages of a FIFO group were hidden until the same time, the last one comes back first:
+#: five messages come as 4, 0, 1, 2, 3. SQS keeps the order of a group
 #: (https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/FIFO-queues-understanding-logic.html).
 HIDDEN_GROUP_LOSES_ITS_ORDER: Final = frozenset({"moto"})
 
-#: Its backend has no locks: calls at the same time hand a message to two receivers now and then,
-#: and delete another one than was asked for. Measured: 1 of 800 messages with 8 receivers, and more
-#: while others send.
+#: The server has no locks. With several calls at the same time, it sometimes hands one message to
+#: two receivers, or deletes another message than the one in the call. With 8 receivers this was
+#: measured for 1 of 800 messages, and for more while other clients send.
 RACES_WITH_ITSELF: Final = frozenset({"moto"})
 
-#: A receive that does not wait asks some of SQS's machines, and of a short queue it may find
-#: nothing though there is something
+#: A receive that does not wait asks only some of SQS's machines. If the queue has few messages, it
+#: may find none of them
 #: (https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-short-and-long-polling.html).
-#: The local ones find all there is.
+#: Local servers find all messages.
 SHORT_POLL_MAY_FIND_NOTHING: Final = frozenset({"aws"})
 
 
 def differs(servers: frozenset[str]) -> bool:
-    """Return whether this concerns the server that the tests speak to."""
+    """Return whether a difference concerns the server that the tests use."""
     return server_name() in servers

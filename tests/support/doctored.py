@@ -1,4 +1,4 @@
-"""An app for the doctor to look at: one task that needs 21 receives at most."""
+"""Make an app for ``sqs-doctor`` to check. The app's task needs at most 21 receives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_sqs_backoff import Schedule, SQSBackoffTask
 
 @contextmanager
 def doctored_app() -> Iterator[Celery]:
-    """Make the app. Its task is retried each 30 seconds, for ten minutes."""
+    """Yield the app. Its task is retried every 30 seconds for ten minutes."""
     app = Celery("doctored", set_as_current=False)
 
     @app.task(
@@ -25,7 +25,7 @@ def doctored_app() -> Iterator[Celery]:
     def send_mail() -> None: ...
 
     app.finalize()
-    for name in set(app.tasks) - {"shop.send_mail"}:  # shared tasks of other tests' modules
+    for name in set(app.tasks) - {"shop.send_mail"}:  # tasks that modules of other tests share
         del app.tasks[name]
     yield app
     app.close()

@@ -1,9 +1,9 @@
-"""A strict SQS in memory with a clock that the test turns: what no local server enforces.
+"""A strict SQS in memory, with a clock that the test sets.
 
-Twelve hours from the receive, the quota in flight, ten attributes, stale receipt handles,
-retention, FIFO: as AWS documents them, or as recorded answers of AWS show them.
-``tests/unit/test_fake_sqs.py`` names the source of each rule. What is not here: long polls that
-wait, policies, KMS, move tasks.
+It enforces rules that no local server enforces: twelve hours from the receive, the quota of
+messages in flight, ten attributes, stale receipt handles, retention, FIFO. It follows what AWS
+documents, or what recorded responses of AWS show. ``tests/unit/test_fake_sqs.py`` names the source
+of each rule. It has no long polls that wait, no policies, no KMS and no move tasks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BATCH_ERROR = "AWS.SimpleQueueService."
 
 
 class Clock:
-    """Seconds since the epoch, when the test says so."""
+    """A clock that the test sets, in seconds since the epoch."""
 
     def __init__(self, now: float = 1_800_000_000.0) -> None:
         self.now = now
@@ -36,14 +36,15 @@ class Clock:
 
 @dataclass(frozen=True)
 class Fault:
-    """The next call of ``action`` fails.
+    """Makes the next call of ``action`` fail.
 
     Arguments:
-        action: as in the API, "DeleteMessageBatch".
-        error: an exception to raise, or the code of a ``ClientError``; ``None``: an answer that
-            lists nothing, as from a proxy.
-        after: SQS has acted, and only its answer is lost.
-        entries: positions in the batch that fail, without any effect; ``None``: the whole call.
+        action: the name of the call in SQS's API, such as "DeleteMessageBatch".
+        error: an exception to raise, or the code of a ``ClientError``. With None, the response
+            is empty, as a proxy could make it.
+        after: whether SQS carries out the call, so that only the response is lost.
+        entries: the positions of entries in a batch that fail. SQS does not carry them out. With
+            None, the whole call fails.
     """
 
     action: str
@@ -54,7 +55,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of visibility that SQS said yes to. ``worked``: whether it also did something."""
+    """A change of visibility that SQS has accepted. ``worked`` says whether it had an effect."""
 
     at: float
     message: Message
@@ -64,11 +65,11 @@ class Change:
 
 
 class FakeSQS:
-    """A client as boto3's, for the methods that this package calls, and the servers behind it.
+    """A client like boto3's, with the methods that this package calls, and the SQS behind it.
 
     Arguments:
-        clock: shared by all queues.
-        max_in_flight: the quota of each queue.
+        clock: the clock of all queues.
+        max_in_flight: how many messages of a queue may be in flight.
     """
 
     def __init__(self, clock: Callable[[], float], *, max_in_flight: int = 120_000) -> None:
@@ -77,10 +78,10 @@ class FakeSQS:
         self.queues: dict[str, Queue] = {}
         self.changes: list[Change] = []
         self.faults: list[Fault] = []
-        #: Why entries of batches were refused.
+        #: The reasons why SQS has refused entries of batches.
         self.refusals: list[str] = []
-        #: Told of each batch call, while SQS has it and before it has any effect: action, message
-        #: bodies.
+        #: Called at each batch call before SQS carries it out, with the action and the bodies of
+        #: the messages.
         self.during_call: Callable[[str, list[str]], None] = lambda action, bodies: None
         #: Called with each fault, and the bodies of the messages that it leaves in doubt.
         self.on_fault: Callable[[Fault, list[str]], None] = lambda fault, bodies: None
@@ -123,7 +124,7 @@ class FakeSQS:
         MessageSystemAttributeNames: Sequence[str] = (),  # noqa: N803
         MessageAttributeNames: Sequence[str] = (),  # noqa: N803
     ) -> Any:
-        """Receive without waiting. Like that of SQS, an empty response has no ``Messages``."""
+        """Receive without waiting. As with SQS, a response without messages has no ``Messages``."""
         queue = self._queue(QueueUrl, "ReceiveMessage")
         fault = self._take_fault("ReceiveMessage")
         if fault is not None and not fault.after:
@@ -254,7 +255,7 @@ class FakeSQS:
 
 @contextmanager
 def _as_client_error(action: str) -> Iterator[None]:
-    """Return the error of a refused call, as boto3 raises it."""
+    """Turn the refusal of a call into the error that boto3 raises."""
     try:
         yield
     except Refused as no:

@@ -1,6 +1,7 @@
-"""One queue of the fake SQS: which message is where, and until when.
+"""A queue of the fake SQS: its messages, and until when each is hidden.
 
-Time is that of the clock, and no call waits. Where AWS says "might", the queue does the worse.
+Time is that of the clock, and no call waits. If AWS says that something might happen, this queue
+does what is worse for its user.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MAX_IN_FLIGHT = 120_000
 TWELVE_HOURS = 43_200
 DEDUPLICATION_SECONDS = 300
 
-#: The characters that a body may have (XML 1.0), by SendMessage's page of the API reference.
+#: Characters that a body must not have. The API reference of SendMessage allows those of XML 1.0.
 _REFUSED_CHARACTERS = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _RANGES = {
@@ -30,7 +31,7 @@ _RANGES = {
 
 
 class Refused(Exception):
-    """SQS says no: an error code, and a reason for people."""
+    """A refusal of SQS, with an error code and a reason for people to read."""
 
     def __init__(self, code: str, reason: str = "") -> None:
         super().__init__(code, reason)
@@ -46,7 +47,10 @@ class Receipt:
 
 @dataclass(eq=False)
 class Message:
-    """A message where it is now. ``visible_at``: the end of its delay, or of its window."""
+    """A message on its queue.
+
+    ``visible_at`` is the end of its delay or of its visibility timeout.
+    """
 
     id: str
     body: str
@@ -60,7 +64,7 @@ class Message:
     receives: int = 0
     first_received_at: float | None = None
     source_arn: str | None = None
-    #: Its last receive in this queue.
+    #: The message's last receive on this queue.
     receipt: Receipt | None = None
 
     def is_in_flight(self, now: float) -> bool:
@@ -69,13 +73,13 @@ class Message:
 
 @dataclass(eq=False)
 class Queue:
-    """A queue's messages and rules.
+    """A queue with its messages and rules.
 
     Arguments:
-        attributes: as for CreateQueue.
-        clock: seconds since the epoch.
-        find: the queue of an ARN, for the redrive policy.
-        max_in_flight: a small quota is sooner reached.
+        attributes: the attributes that CreateQueue takes.
+        clock: returns the time in seconds since the epoch.
+        find: returns the queue that has an ARN, for the redrive policy.
+        max_in_flight: how many messages may be in flight. A test can reach a small number sooner.
     """
 
     url: str
@@ -83,10 +87,11 @@ class Queue:
     clock: Callable[[], float]
     find: Callable[[str], Queue]
     max_in_flight: int = MAX_IN_FLIGHT
-    #: Whether a delete works with a handle that is not the newest ("might not", says AWS).
+    #: Whether a delete with an old receipt handle works. AWS says that it might not.
     stale_handles_delete: bool = True
     messages: list[Message] = field(default_factory=list)
-    #: Told how a message has just left: "deleted", "moved" to the DLQ, or "expired".
+    #: Called when a message has left the queue, with the way it left: "deleted", "moved" to the
+    #: dead-letter queue, or "expired".
     on_gone: Callable[[str, Message], None] = lambda how, message: None
 
     def __post_init__(self) -> None:
@@ -228,7 +233,7 @@ class Queue:
         return received
 
     def _available(self, now: float) -> Iterator[Message]:
-        """Return messages in the order of sending. A hidden message holds up its message group."""
+        """Yield visible messages in the order of sending. A hidden one holds up its FIFO group."""
         blocked: set[str | None] = set()
         for message in self.messages:
             if message.visible_at > now:
@@ -237,7 +242,7 @@ class Queue:
                 yield message
 
     def _move(self, message: Message, dlq: Queue, now: float) -> None:
-        """Move to the DLQ. A standard message keeps its age, a FIFO message does not."""
+        """Move a message to the dead-letter queue. On a standard queue, it keeps its age."""
         self._remove(message, "moved")
         message.source_arn, message.receipt, message.visible_at = self.arn, None, now
         message.sequence = next(dlq._count)
@@ -258,7 +263,7 @@ class Queue:
             self._remove(message, "deleted")
 
     def change_visibility(self, handle: str, seconds: int) -> bool:
-        """Return whether that has changed anything, although SQS says yes either way."""
+        """Return whether the call had an effect. SQS's response is the same without an effect."""
         now, receipt = self._expire(), self._receipt(handle)
         if not 0 <= seconds <= TWELVE_HOURS:
             raise Refused("InvalidParameterValue", "VisibilityTimeout: 0 to 43200")
@@ -274,9 +279,9 @@ class Queue:
         return True
 
     def _is_void(self, receipt: Receipt, now: float) -> bool:
-        """Return whether a handle is valid.
+        """Return whether a receipt handle is no longer valid.
 
-        On a FIFO queue it ends with its window, else it lives on.
+        On a FIFO queue it ends with its visibility timeout. On a standard queue it does not.
         """
         message = receipt.message
         return self.is_fifo and (message.receipt is not receipt or now >= message.visible_at)
@@ -291,7 +296,7 @@ class Queue:
             raise Refused("ReceiptHandleIsInvalid") from None
 
     def _expire(self) -> float:
-        """Drop messages after the retention period, also hidden ones, and return the time."""
+        """Drop messages whose retention period is over, even hidden ones, and return the time."""
         now, oldest = self.clock(), self.clock() - self._setting("MessageRetentionPeriod")
         for message in [m for m in self.messages if m.sent_at <= oldest]:
             self._remove(message, "expired")
@@ -303,7 +308,7 @@ class Queue:
 
 
 def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
-    """Return the size that SQS counts, of the body and each attribute's name, type and value."""
+    """Return the size as SQS counts it: the body, and each attribute's name, type and value."""
     texts: list[str | bytes] = [body]
     for name, value in attributes.items():
         texts += [name, *value.values()]
@@ -311,7 +316,7 @@ def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int
 
 
 def system_attributes(message: Message, wanted: Collection[str]) -> dict[str, str]:
-    """Return the attributes of a received message. Times are milliseconds."""
+    """Return the system attributes of a received message. Times are in milliseconds."""
     facts = {
         "ApproximateReceiveCount": message.receives,
         "ApproximateFirstReceiveTimestamp": int((message.first_received_at or 0) * 1_000),

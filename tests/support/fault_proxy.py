@@ -1,6 +1,6 @@
-"""A proxy in front of an SQS endpoint that counts the calls, and makes chosen ones go wrong.
+"""A proxy in front of an SQS endpoint that counts calls, and makes chosen calls fail.
 
-It runs in a process of its own, so that it does not disturb the measured one::
+It runs in a process of its own, so that it does not slow down the process that a test measures::
 
     with fault_proxy(upstream) as proxy:
         proxy.inject(unavailable(actions=("DeleteMessageBatch",), times=1))
@@ -30,11 +30,14 @@ from .processes import eventually, stop
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One rule. The first rule that is meant for a call decides about it.
+    """A rule by which calls fail. If several rules match a call, the first one applies.
 
-    ``actions``: SQS action names; none = all. ``times``: how many calls it spoils; ``None`` = until
-    healed. ``probability``: per call, and for ``fail-entries`` per entry, drawn from ``seed``.
-    ``queue``: URL of the only queue whose calls it spoils; empty = any.
+    Arguments:
+        actions: the names of the SQS calls that fail. Without any, all calls fail.
+        times: how many calls fail. None means all calls until :meth:`FaultProxy.heal`.
+        probability: the probability that a call fails or, with ``fail-entries``, an entry.
+        seed: decides together with ``probability`` which calls fail.
+        queue: the URL of the only queue whose calls fail. Empty means all queues.
     """
 
     kind: Literal["error", "drop-before", "drop-after", "delay", "fail-entries"]
@@ -43,56 +46,56 @@ class Fault:
     queue: str = ""
     probability: float = 1.0
     seed: int = 0
-    # error, fail-entries
+    # For the kinds error and fail-entries
     status: int = 500
     code: str = "InternalFailure"
     message: str = "injected by the fault proxy"
     sender_fault: bool = False
-    #: delay: how long the answer is held back.
+    #: For the kind delay: how long the proxy holds the response back.
     seconds: float = 0.0
-    #: fail-entries: positions in the batch, from 0; none = all.
+    #: For the kind fail-entries: positions in the batch, from 0. Without any, all entries fail.
     positions: Sequence[int] = ()
 
 
 def http_error(status: int, code: str, *, sender_fault: bool = False, **rule: Any) -> Fault:
-    """Answer with an SQS error, in the JSON protocol's form; the call is not forwarded."""
+    """Answer with an SQS error in the form of the JSON protocol. SQS does not get the call."""
     return Fault(kind="error", status=status, code=code, sender_fault=sender_fault, **rule)
 
 
 def unavailable(**rule: Any) -> Fault:
-    """Answer 503."""
+    """Answer 503, as SQS does when it is not available."""
     return http_error(503, "ServiceUnavailable", **rule)
 
 
 def throttled(**rule: Any) -> Fault:
-    """Answer as SQS does beyond its request rate."""
+    """Answer as SQS does when there are too many requests."""
     return http_error(400, "ThrottlingException", sender_fault=True, **rule)
 
 
 def expired_token(**rule: Any) -> Fault:
-    """Answer as AWS does when the session token has run out."""
+    """Answer as AWS does when the session token has expired."""
     return http_error(403, "ExpiredToken", sender_fault=True, **rule)
 
 
 def drop_before(**rule: Any) -> Fault:
-    """Close the connection; SQS has not seen the request."""
+    """Close the connection. SQS does not get the request."""
     return Fault(kind="drop-before", **rule)
 
 
 def drop_after(**rule: Any) -> Fault:
-    """Close the connection after SQS has acted on the request: the answer is lost."""
+    """Close the connection after SQS has carried out the request, so the response is lost."""
     return Fault(kind="drop-after", **rule)
 
 
 def delayed(seconds: float, **rule: Any) -> Fault:
-    """Hold the answer back for some seconds; SQS has acted at once."""
+    """Hold the response back for some seconds. SQS carries out the request at once."""
     return Fault(kind="delay", seconds=seconds, **rule)
 
 
 def failed_entries(
     *positions: int, code: str = "InternalError", sender_fault: bool = False, **rule: Any
 ) -> Fault:
-    """Answer entries of a batch in ``Failed``; only the others are forwarded."""
+    """Report entries of a batch as ``Failed``. SQS gets only the other entries."""
     return Fault(
         kind="fail-entries", positions=positions, code=code, sender_fault=sender_fault, **rule
     )
@@ -100,20 +103,20 @@ def failed_entries(
 
 @dataclass
 class Count:
-    """What the proxy has seen of one action."""
+    """How often the proxy has seen one action."""
 
     calls: int = 0
-    #: Entries of the batch calls.
+    #: The entries of the batch calls.
     entries: int = 0
-    #: Messages that ReceiveMessage has returned.
+    #: The messages that ReceiveMessage has returned.
     messages: int = 0
-    #: Calls that a rule has spoilt. They are in ``calls`` too.
+    #: The calls that failed because of a rule. They also count in ``calls``.
     faults: int = 0
 
 
 @dataclass
 class Rule:
-    """A fault at work: it knows how many calls it may still spoil."""
+    """A fault in the proxy, which counts how many calls it may still let fail."""
 
     fault: Fault
     rng: random.Random = field(init=False)
@@ -126,7 +129,10 @@ class Rule:
     def spoils(
         self, action: str, entries: Sequence[Mapping[str, Any]], queue: str = ""
     ) -> set[int] | None:
-        """Positions of the entries to fail (empty: it is not about entries), or ``None``."""
+        """Return the positions of the entries that must fail, or None if the call passes.
+
+        If the whole call must fail, the set of positions is empty.
+        """
         fault = self.fault
         if not self.times_left or (fault.actions and action not in fault.actions):
             return None
@@ -148,27 +154,27 @@ class Rule:
 
 
 class FaultProxy:
-    """A running proxy. ``endpoint`` is the URL for SQS clients."""
+    """Controls a running proxy. ``endpoint`` is its URL for SQS clients."""
 
     def __init__(self, endpoint: str, control: str) -> None:
         self.endpoint = endpoint
         self._control = control
 
     def counts(self) -> dict[str, Count]:
-        """Return the counts since the last :meth:`reset`. An action never called counts zero."""
+        """Return the counts by action since the last :meth:`reset`; 0 for actions without calls."""
         seen = {action: Count(**count) for action, count in self._call("GET", "counts").items()}
         return _ZeroByDefault(seen)
 
     def reset(self) -> None:
-        """Forget counts and records, and keep rules and latency."""
+        """Forget counts and recorded requests. Rules and latency stay."""
         self._call("POST", "reset")
 
     def inject(self, *faults: Fault) -> None:
-        """Add rules behind those there are."""
+        """Add rules after those that the proxy already has."""
         self._call("POST", "faults", [asdict(fault) for fault in faults])
 
     def heal(self, queue: str = "") -> None:
-        """Drop all rules, or all rules for the queue with this URL, and be reachable."""
+        """Drop all rules, or those for the queue with this URL, and take connections again."""
         self._call("POST", "heal", queue)
 
     def set_latency(self, milliseconds: float) -> None:
@@ -176,17 +182,17 @@ class FaultProxy:
         self._call("POST", "latency", milliseconds)
 
     def unreachable(self, seconds: float | None = None) -> None:
-        """Refuse connections and cut those there are, for some seconds or until :meth:`heal`."""
+        """Cut all connections and refuse new ones, for some seconds or until :meth:`heal`."""
         self._call("POST", "unreachable", seconds)
 
     def record(self, *actions: str) -> None:
-        """Keep the future requests of these actions, and of no other ones."""
+        """Record future requests of these actions, and of no others."""
         self._call("POST", "record", actions)
 
     def requests(self, action: str) -> list[dict[str, Any]]:
-        """Return the parsed bodies kept for an action, oldest first.
+        """Return the parsed bodies of an action's recorded requests, oldest first.
 
-        All actions share 10,000 places.
+        The proxy keeps the last 10,000 requests of all actions together.
         """
         return [body for name, body in self._call("GET", "requests") if name == action]
 
@@ -206,9 +212,9 @@ class _ZeroByDefault(dict[str, Count]):
 def fault_proxy(
     upstream: str, *, latency_ms: float = 0, sign: bool = False
 ) -> Iterator[FaultProxy]:
-    """Run a proxy in front of ``upstream`` in a child process.
+    """Run a proxy in front of the SQS at ``upstream``, in a child process.
 
-    With ``sign`` it signs the forwarded requests for AWS; see :mod:`tests.support.signing`.
+    With ``sign`` it signs the requests that it forwards for AWS. See :mod:`tests.support.signing`.
     """
     options = ("--latency-ms", str(latency_ms), *(["--sign"] if sign else []))
     with (
@@ -220,8 +226,9 @@ def fault_proxy(
 
 @contextmanager
 def running(module: str, upstream: str, *options: str, output: Path) -> Iterator[FaultProxy]:
-    """Run the proxy of a module, which prints its URLs to ``output``."""
-    # With these aiohttp reads strictly, and refuses moto's answers for their two Server headers.
+    """Run a module as a proxy. It prints its URLs to the file ``output``."""
+    # With one of these variables aiohttp is strict. It then refuses moto's responses, which have
+    # two Server headers.
     strict = {"PYTHONDEVMODE", "PYTHONASYNCIODEBUG"}
     with output.open("wb") as file:
         process = subprocess.Popen(
@@ -246,6 +253,6 @@ def running(module: str, upstream: str, *options: str, output: Path) -> Iterator
 
 
 if __name__ == "__main__":
-    from . import fault_proxy_server  # with aiohttp, which no worker of a test needs
+    from . import fault_proxy_server  # imports aiohttp, which a worker of a test does not need
 
     fault_proxy_server.main()

@@ -1,4 +1,4 @@
-"""The fault proxy itself, as it runs in its own process; see :mod:`tests.support.fault_proxy`."""
+"""The program of the fault proxy, which runs in its own process. See ``fault_proxy``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Proxy:
                 "endpoint": f"http://127.0.0.1:{self.port}",
                 "control": f"http://127.0.0.1:{control.addresses[0][1]}",
             }
-            print(json.dumps(urls), flush=True)  # noqa: T201  # this is how the parent learns them
+            print(json.dumps(urls), flush=True)  # noqa: T201  # the parent process reads the URLs
             await asyncio.Event().wait()
 
     async def listen(self) -> None:
@@ -195,7 +195,7 @@ def _json(
 def _drop(request: web.BaseRequest) -> web.Response:
     if request.transport:
         request.transport.abort()
-    return web.Response()  # goes nowhere; aiohttp wants one
+    return web.Response()  # nobody gets it, but aiohttp expects a response
 
 
 def _control(proxy: _Proxy) -> web.Application:
@@ -241,7 +241,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--upstream", required=True, help="SQS endpoint URL to forward to")
     parser.add_argument("--latency-ms", type=float, default=0, help="added to each call; default 0")
-    parser.add_argument("--sign", action="store_true", help="with boto3's credentials, for AWS")
+    parser.add_argument(
+        "--sign", action="store_true", help="sign requests for AWS with boto3's credentials"
+    )
     options = parser.parse_args()
     signer = Signer() if options.sign else None
     proxy = _Proxy(options.upstream.rstrip("/"), options.latency_ms, signer)

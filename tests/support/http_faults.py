@@ -1,4 +1,4 @@
-"""A provider over HTTP that goes wrong in a chosen way, for clients to raise their real errors.
+"""An HTTP server that fails in a chosen way, so that HTTP clients raise their real errors.
 
 ::
 
@@ -33,7 +33,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         provider.behave(self)
 
-    do_GET = do_PUT = do_POST  # noqa: N815  # the names that http.server calls
+    do_GET = do_PUT = do_POST  # noqa: N815  # http.server calls these names
 
     def log_message(self, *args: object) -> None:
         pass
@@ -43,14 +43,14 @@ class _Server(ThreadingHTTPServer):
     provider: HttpFaults
 
     def handle_error(self, *args: object) -> None:
-        pass  # a client that gives up, or a handshake that fails, is what the tests are about
+        pass  # The tests want clients that give up and handshakes that fail: print no traceback.
 
 
 Behaviour = Callable[[BaseHTTPRequestHandler], None]
 
 
 class HttpFaults:
-    """A running provider. ``behave`` may be set at any time; ``seen`` counts whole requests."""
+    """A running server. A test sets ``behave``. ``seen`` counts the requests that arrived whole."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -73,7 +73,8 @@ def answer(status: int, body: bytes = b"{}", **headers: str) -> Behaviour:
         for name, value in {"Content_Type": "application/json", **headers}.items():
             handler.send_header(name.replace("_", "-"), value)
         handler.send_header("Content-Length", str(len(body)))
-        handler.send_header("Connection", "close")  # else a client tries the next call on it
+        # Otherwise the client would use the closed connection for its next call.
+        handler.send_header("Connection", "close")
         handler.end_headers()
         handler.wfile.write(body)
 
@@ -100,7 +101,7 @@ def hang(handler: BaseHTTPRequestHandler) -> None:
 
 
 def half(handler: BaseHTTPRequestHandler) -> None:
-    """Answer 200, promise 100 bytes, send 10 and close."""
+    """Answer 200 and announce 100 bytes, but send 10 and close the connection."""
     handler.wfile.write(
         b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
         b'{"id": "a1'
@@ -108,17 +109,17 @@ def half(handler: BaseHTTPRequestHandler) -> None:
 
 
 def garbage(handler: BaseHTTPRequestHandler) -> None:
-    """Answer something that is not HTTP."""
+    """Answer with bytes that are no HTTP."""
     handler.wfile.write(b"\x00\x01 nonsense\r\n\r\n")
 
 
 @contextmanager
 def http_faults(tls: ssl.SSLContext | None = None) -> Iterator[HttpFaults]:
-    """Run a provider on a free port of 127.0.0.1, with ``tls`` over HTTPS."""
+    """Run the server on a free port of 127.0.0.1. With ``tls`` it uses HTTPS."""
     server = _Server(("127.0.0.1", 0), _Handler)
     if tls is not None:
-        # The handshake is left to the connection's own thread, so that a silent client blocks
-        # nobody else.
+        # The thread of the connection does the handshake. So a silent client does not block other
+        # clients.
         server.socket = tls.wrap_socket(
             server.socket, server_side=True, do_handshake_on_connect=False
         )
@@ -138,20 +139,20 @@ def http_faults(tls: ssl.SSLContext | None = None) -> Iterator[HttpFaults]:
 
 
 def nobody() -> str:
-    """``host:port`` where connections are refused."""
+    """Return a ``host:port`` that refuses connections."""
     return f"127.0.0.1:{free_port()}"
 
 
 @contextmanager
 def silent() -> Iterator[str]:
-    """Yield a ``host:port`` where the kernel accepts connections and never answers."""
+    """Yield a ``host:port`` that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 @contextmanager
 def overflowing() -> Iterator[str]:
-    """Yield a ``host:port`` that neither accepts nor refuses, because its queue is full."""
+    """Yield a ``host:port`` where a connection waits, because the listener's backlog is full."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         address = listener.getsockname()
@@ -172,7 +173,7 @@ class _Proxy(BaseHTTPRequestHandler):
 
 @contextmanager
 def wanting_credentials() -> Iterator[str]:
-    """URL of a proxy that answers 407 to each tunnel."""
+    """Yield the URL of a proxy that wants credentials: it answers each CONNECT with 407."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Proxy)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""Which addresses a process and its children listen on, as Linux tells it."""
+"""Find out from Linux on which addresses a process and its children listen."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _LISTEN = "0A"
 
 
 def beyond_loopback(pid: int) -> list[str]:
-    """Return the addresses, as ``0.0.0.0:8883``, on which other machines could reach a process."""
+    """Return the addresses, such as ``0.0.0.0:8883``, where other machines can reach a process."""
     return [f"{address}:{port}" for address, port in listening_on(pid) if not address.is_loopback]
 
 
 def listening_on(
     pid: int,
 ) -> list[tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]]:
-    """Address and port of each listening TCP socket of a process and its children.
+    """Return address and port of each TCP socket on which a process or its children listen.
 
-    Empty where there is no ``/proc``.
+    Without ``/proc`` the list is empty.
     """
     inodes = {inode for each in (pid, *children(pid)) for inode in _sockets(each)}
     found = [*_listeners("tcp"), *_listeners("tcp6")]
@@ -32,12 +32,12 @@ def listening_on(
 def _sockets(pid: int) -> Iterator[str]:
     try:
         descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:  # it has ended, or there is no /proc
+    except OSError:  # the process has ended, or there is no /proc
         return
     for descriptor in descriptors:
         try:
             target = os.readlink(descriptor)
-        except OSError:  # closed meanwhile
+        except OSError:  # the process has just closed it
             continue
         if target.startswith("socket:["):
             yield target[len("socket:[") : -1]
@@ -55,7 +55,7 @@ def _listeners(
 
 
 def _address(raw: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return an address from words of 32 bits in little endian, the machine's byte order."""
+    """Return the address that Linux writes as words of 32 bits in little-endian byte order."""
     words = [bytes.fromhex(raw[i : i + 8])[::-1] for i in range(0, len(raw), 8)]
     address = ipaddress.ip_address(b"".join(words))
     mapped = getattr(address, "ipv4_mapped", None)

@@ -1,6 +1,7 @@
-"""How long was a worker's event loop blocked? Included in a worker, writes its worst delays.
+"""Measure how long a worker's event loop is blocked.
 
-Start the worker with ``**loop_probe.options(path)`` and read ``loop_probe.blockages(path)``.
+Start the worker with ``**loop_probe.options(path)``. It then imports this module and writes each
+long delay of its loop to the file. ``loop_probe.blockages(path)`` reads the file.
 """
 
 from __future__ import annotations
@@ -14,33 +15,33 @@ from celery.signals import worker_ready
 
 _FILE_VARIABLE = "TEST_LOOP_PROBE_FILE"
 
-#: The loop is asked to run the probe this often; all beyond it is delay.
+#: The loop should call the probe after this time. A longer time is a delay.
 INTERVAL_SECONDS = 0.01
 
-#: Shorter delays are the scheduler's and the pool's.
+#: Shorter delays do not count. The system's scheduler and the pool cause them.
 THRESHOLD_SECONDS = 0.02
 
 
 class Options(TypedDict):
-    """Of :func:`tests.support.workers.worker`."""
+    """Some options of :func:`tests.support.workers.worker`."""
 
     env: dict[str, str]
     include: tuple[str, ...]
 
 
 def options(path: Path) -> Options:
-    """Return the environment of a worker that is probed."""
+    """Return the options of a worker whose loop the probe measures."""
     return {"env": {_FILE_VARIABLE: str(path)}, "include": (__name__,)}
 
 
 def blockages(path: Path) -> list[float]:
-    """Seconds of each time that the loop stood still, in order."""
-    assert path.exists(), "the probe has not started: is it a pool with an event loop?"
+    """Return the seconds of each time in which the loop was blocked, in order."""
+    assert path.exists(), "the probe has not started. Perhaps this pool has no event loop"
     return [float(line) for line in path.read_text().split()]
 
 
 class _Probe:
-    """Makes its file when the loop runs it for the first time: no file, no measurement."""
+    """The loop calls this regularly. The first call makes the file, which proves that it runs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Runs the example project's ``manage.py``, in a process of its own, against a local queue."""
+"""Run ``manage.py`` of the example project in a process of its own, with a local queue."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .workers import ROOT
 def run_manage(
     *arguments: str, endpoint: str, queue: LocalQueue, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Return how it ended.
+    """Run ``manage.py`` with these arguments, and return its output and exit code.
 
     Arguments:
-        endpoint: URL of the SQS server.
-        queue: of the example project's mails.
-        env: added to the environment.
+        endpoint: the URL of the SQS server.
+        queue: the queue for the mails of the example project.
+        env: further variables of the environment.
     """
     here = {
         "BROKER_URL": f"sqs://testing:testing@{urlsplit(endpoint).netloc}",

@@ -1,4 +1,4 @@
-"""Child processes of tests. Each wait has a deadline, and each child ends with its test."""
+"""Start, watch and end child processes of tests, and wait for them with a deadline."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def stop(
     sig: signal.Signals = signal.SIGTERM,
     timeout: float = 5.0,
 ) -> int:
-    """End a child, after ``timeout`` seconds by SIGKILL, and return its exit code."""
+    """End a child process and return its exit code. After ``timeout`` seconds, use SIGKILL."""
     if process.poll() is None:
         process.send_signal(sig)
     try:
@@ -60,15 +60,15 @@ def stop(
 
 
 def children(of: int | None = None) -> dict[int, str]:
-    """Living children and their command lines. Empty where there is no /proc.
+    """Return the running children of a process and their command lines; none without /proc.
 
     Args:
-        of: the parent's process id. ``None``: this process.
+        of: the pid of the parent. None means this process.
     """
     found = {}
     wanted = os.getpid() if of is None else of
     for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process has just ended
             state, parent = status.read_text().rpartition(")")[2].split()[:2]
             if int(parent) == wanted and state != "Z":
                 command = (status.parent / "cmdline").read_bytes().replace(b"\0", b" ")

@@ -1,17 +1,17 @@
-"""Makes new names for queues, by which the queues of one run can be found."""
+"""Make new names for queues. All names of one run begin alike, so that it can find its queues."""
 
 from __future__ import annotations
 
 from typing import Final
 from uuid import uuid4
 
-#: Of all queues that this run makes where others have theirs too.
+#: The beginning of the names of all queues that this run makes. Other runs use the same account.
 QUEUE_NAME_PREFIX: Final = f"celery-sqs-backoff-test-{uuid4().hex[:8]}-"
 
 
 def queue_name(stem: str = "test") -> str:
-    """Return a name that is legal for SQS and never given twice.
+    """Return a new name that SQS allows.
 
-    SQS's 80 characters leave 29 for ``stem``, when ``-dlq.fifo`` comes behind the name.
+    ``stem`` has at most 29 characters, because SQS allows 80 and ``-dlq.fifo`` may follow the name.
     """
     return f"{QUEUE_NAME_PREFIX}{stem}-{uuid4().hex[:8]}"

@@ -1,4 +1,4 @@
-"""Queues of tests, on whichever server: with names of their own, and read whole."""
+"""Create queues with new names, in a way that works on every server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 
 def create_queue(sqs: SQSClient, stem: str = "test", **options: Any) -> LocalQueue:
-    """Create a queue with a dead-letter queue, with the options of ``create_local_queue``.
+    """Create a queue, by default with a dead-letter queue. Options: see ``create_local_queue``.
 
-    Where a receive that does not wait may miss messages, both queues wait for a second by default.
+    On a server where a receive that does not wait can miss messages, each receive from these queues
+    waits for a second by default.
     """
-    from celery_sqs_backoff.testing import create_local_queue  # after pytest, which rewrites it
+    # pytest rewrites the assertions of this module, so pytest must import it first.
+    from celery_sqs_backoff.testing import create_local_queue
 
     waits = {"ReceiveMessageWaitTimeSeconds": "1"} if differs(SHORT_POLL_MAY_FIND_NOTHING) else {}
     attributes = waits | options.pop("attributes", {})

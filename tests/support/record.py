@@ -1,4 +1,7 @@
-"""What tasks in worker processes leave behind for the test: a file with a JSON object per line."""
+"""Let tasks in worker processes note what happens, for the test to read.
+
+The notes are in a file, as one JSON object per line.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ RECORD_FILE_VARIABLE = "TEST_RECORD_FILE"
 
 
 class Record:
-    """A file that several processes append to."""
+    """A file to which several processes append entries."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -26,16 +29,17 @@ class Record:
         return {RECORD_FILE_VARIABLE: str(self.path)}
 
     def append(self, **entry: Any) -> None:
-        """Add an entry, with ``at`` (one monotonic clock for the whole machine) and ``pid``."""
+        """Add an entry with the time ``at``, on the machine's monotonic clock, and the ``pid``."""
         line = json.dumps({"at": time.monotonic(), "pid": os.getpid(), **entry}) + "\n"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
-            os.write(descriptor, line.encode())  # one write: lines of two processes do not mix
+            # A single write, so that the lines of two processes do not mix.
+            os.write(descriptor, line.encode())
         finally:
             os.close(descriptor)
 
     def entries(self, **wanted: Any) -> list[dict[str, Any]]:
-        """Return the entries so far, oldest first, that have these values."""
+        """Return the entries that have these values, oldest first."""
         if not self.path.exists():
             return []
         entries = [json.loads(line) for line in self.path.read_text().splitlines()]
@@ -43,14 +47,15 @@ class Record:
 
 
 def note(**entry: Any) -> None:
-    """Append to the record of the test that has started this worker. Call it in a task."""
+    """Add an entry to the record of the test that has started this worker. Tasks call this."""
     Record(Path(os.environ[RECORD_FILE_VARIABLE])).append(**entry)
 
 
 def connect_in_worker(signal: Any) -> Callable[[Handler], Handler]:
-    """Connect a handler that notes something, but only in the worker of a test.
+    """Connect a signal handler that notes something, but only in the worker of a test.
 
-    The module of its tasks is imported by the process of the tests, too, where other tests run.
+    The process of the tests imports the same module. There the handler must not run, because other
+    tests also send the signal.
     """
 
     def connect(handler: Handler) -> Handler:

@@ -1,4 +1,4 @@
-"""A Redis database for this test process alone, while other test runs use the same server."""
+"""Find a Redis database for this test process alone. Other test runs may use the same server."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-#: Redis has 16 databases by default. Number 0 is the default of other programs, and the benchmarks
-#: empty number 12.
+#: The databases that tests may use. Redis has 16 by default. Other programs use number 0 by
+#: default, and the benchmarks empty number 12.
 _NUMBERS = sorted(set(range(1, 16)) - {12})
 
-#: Names the database to this process's children, which use it too: "gw0 5".
+#: This variable names the test process and its database, such as "gw0 5". Children of the process
+#: inherit the variable, and use the same database.
 _VARIABLE = "TEST_REDIS_DATABASE"
 
-#: Open files, each with the lock on one database. The system frees them when the process ends.
+#: The open file whose lock reserves a database. The system frees it when the process ends.
 _locks: list[int] = []
 
 
@@ -41,9 +42,9 @@ def _database() -> int:
 
 
 def redis_url() -> str:
-    """Return the URL of a Redis database that no other test process uses while this one lives.
+    """Return the URL of a Redis database that no other test process uses while this one runs.
 
-    Tests of one process share it: a test that needs it empty empties it first.
+    All tests of this process share the database. A test that needs it empty must empty it first.
 
     Raises:
         RuntimeError: other test processes hold all databases.

@@ -1,4 +1,4 @@
-"""A Redis server of a test's own, at a Unix socket."""
+"""Run a Redis server for one test, on a Unix socket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .processes import eventually, stop
 
 @contextmanager
 def redis_server(directory: Path, *options: str) -> Iterator[Path]:
-    """Run a server with the socket ``redis.sock`` in the directory."""
+    """Run a Redis server on the socket ``redis.sock`` in a directory."""
     directory.mkdir(exist_ok=True)
     socket = directory / "redis.sock"
     command = ["redis-server", "--port", "0", "--save", "", "--unixsocket", str(socket), *options]

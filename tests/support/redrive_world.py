@@ -1,10 +1,12 @@
-"""A redrive in virtual time, on the strict fake SQS: no waiting, and killed where we say.
+"""Run redrives in virtual time on the strict fake SQS, and kill them at a chosen step.
 
-The engine is the real one, with its journal in a real file. Only its threads are replaced, by
-greenlets that take turns at each call, each write of the journal and each wait, in an order that
-follows from the seed: so a history can be repeated. A kill is an exception that no code catches,
-raised before or after any call to SQS or any write of the journal, and by each call after it:
-between two such points a process changes nothing that outlives it.
+The engine is the real one, and its journal is a real file. Only its threads are replaced, by
+greenlets. One greenlet runs at a time. It lets another one run at each call to SQS, each write of
+the journal and each wait. The seed decides which one, so a test can repeat a history.
+
+A step is a call to SQS or a write of the journal. Between two steps, a process changes nothing that
+outlives it. So a kill is an exception before or after a step, and in each later step. No code
+catches it.
 """
 
 from __future__ import annotations
@@ -39,17 +41,17 @@ from .fake_sqs import Clock, FakeSQS
 
 
 class Killed(BaseException):
-    """The process is no more."""
+    """The process of the redrive was killed."""
 
 
 class World:
-    """A main queue with a dead-letter queue, and redrives of it, one after the other.
+    """A queue with a dead-letter queue, and redrives of it, one after the other.
 
     Arguments:
-        directory: for the journal.
-        seed: of the jitter.
-        latency: seconds that a call takes, by the clock of the world.
-        threads: at most; ``None``: as many as the engine wants.
+        directory: the directory for the journal.
+        seed: decides about jitter and the turns of greenlets.
+        latency: how many virtual seconds a call takes.
+        threads: the most greenlets to use. None means as many as the engine wants.
     """
 
     def __init__(
@@ -75,23 +77,23 @@ class World:
         self.events: list[Any] = []
         self.calls: Counter[str] = Counter()
         self.on_event: Callable[[Any], None] = lambda event: None
-        #: Before this step the process dies; and whether after it has been carried out.
+        #: The number of the step at which the process dies, and whether it first does the step.
         self.dies_at: tuple[int, bool] | None = None
         self.steps = 0
-        #: Called before each of them: what the rest of the world does meanwhile.
+        #: Called before each step. A test can let other programs act here.
         self.before_step: Callable[[], None] = lambda: None
-        #: Whether the disk takes no more of the journal.
+        #: Returns whether the disk is too full to write the journal.
         self.is_disk_full: Callable[[], bool] = lambda: False
-        #: A signal; set anew by each run.
+        #: A test sets this as if the process had got a signal. Each run clears it first.
         self.stop = threading.Event()
         self.source = self._endpoint(f"mail-dlq{end}")
         self.main = self._endpoint(f"mail{end}")
         self.run: RedriveRun | None = None
 
-    # What a test does
+    # For tests
 
     def fill(self, *bodies: str, **message: Any) -> list[str]:
-        """Put messages on the dead-letter queue; return their ids."""
+        """Put messages on the dead-letter queue, and return their IDs."""
         entry = {"QueueUrl": self.source.url, "MessageAttributes": {}, **message}
         return [self.sqs.send_message(MessageBody=body, **entry)["MessageId"] for body in bodies]
 
@@ -106,7 +108,11 @@ class World:
         to: Any = None,
         **options: Any,
     ) -> RedriveReport:
-        """Run in this thread, in virtual time. Raises Killed if it dies."""
+        """Redrive the dead-letter queue in virtual time.
+
+        Raises:
+            Killed: the process was killed at a step.
+        """
         self.steps = 0
         self.stop.clear()
         kept: NoJournal = NoJournal()
@@ -130,7 +136,7 @@ class World:
             return self.run()
 
     def look(self, *, copy: Any = None, sample: int | None = None, **options: Any) -> Plan:
-        """A dry run, in virtual time."""
+        """Look through the dead-letter queue as a dry run does, in virtual time."""
         route = Route(self.source, (self.main,))
         with self._without_threads():
             return look_through(
@@ -184,11 +190,11 @@ class World:
 
     @property
     def is_main_thread(self) -> bool:
-        """Whether who asks is the thread that has called the run."""
+        """Whether the caller is the engine's main thread, and no greenlet."""
         return getcurrent().parent is None
 
     def step(self, do: Callable[[], Any]) -> Any:
-        """Carry out what outlives the process, unless it dies."""
+        """Do a step, unless the process dies at it."""
         self.steps += 1
         self.before_step()
         if self.dies_at is not None:
@@ -199,7 +205,7 @@ class World:
                 raise Killed
         return do()
 
-    # The world
+    # Helpers
 
     def _endpoint(self, name: str) -> Endpoint:
         url = f"https://sqs.example/1/{name}"
@@ -217,7 +223,7 @@ class World:
         return bool(halt.is_set)
 
     def _sweep(self, sweep: Sweep, threads: int) -> None:
-        """The threads; and what is kept is renewed every second, as the keeper does."""
+        """Run the engine's threads as greenlets, and one that renews visibility timeouts."""
         threads = min(threads, self.most_threads or threads)
 
         def keep() -> None:
@@ -225,14 +231,14 @@ class World:
                 while self.turns.others and not sweep.halt.is_set:
                     self.turns.wait(1.0)
                     sweep.renew()
-            except BaseException as exc:  # noqa: BLE001  # as the engine's own
+            except BaseException as exc:  # noqa: BLE001  # the engine's own keeper does the same
                 sweep.halt.fail(exc)
 
         self.turns.run([sweep.work] * threads, keep)
 
 
 class _Client:
-    """The fake SQS; each call is a step, and takes time."""
+    """A client of the fake SQS. Each call is a step, and takes virtual time."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -267,10 +273,12 @@ class _Journal(Journal):
 
 
 class _Turns:
-    """Greenlets in place of threads. Who waits lets another one go on; time passes when all wait.
+    """Runs greenlets in place of threads.
+
+    A greenlet that waits lets another one run. The clock moves when all of them wait.
 
     Arguments:
-        rng: decides who is next.
+        rng: decides which greenlet runs next.
     """
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
@@ -280,11 +288,11 @@ class _Turns:
 
     @property
     def others(self) -> bool:
-        """Whether anybody but the keeper is at work."""
+        """Whether a greenlet other than the keeper has not ended yet."""
         return any(g is not self._keeper for g in self._wake)
 
     def run(self, functions: Sequence[Callable[[], None]], keeper: Callable[[], None]) -> None:
-        """Run until all have ended."""
+        """Run the functions and the keeper as greenlets until all of them have ended."""
         self._keeper = greenlet(keeper)
         self._wake = dict.fromkeys([*map(greenlet, functions), self._keeper], self._clock.now)
         while self._wake:
@@ -322,7 +330,7 @@ class _Lock:
 
 
 class _Inline:
-    """A pool without threads."""
+    """A thread pool that calls functions at once, without threads."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 

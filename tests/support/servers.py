@@ -1,4 +1,4 @@
-"""SQS servers for tests, each a child process on a free port of 127.0.0.1; and the real one."""
+"""Start SQS servers for tests as child processes on 127.0.0.1, or use the real SQS."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def sqs_client(endpoint: str, **config: Any) -> SQSClient:
-    """Return a client with dummy credentials. ``config``: as for ``botocore.config.Config``."""
+    """Return a client with dummy credentials. ``config`` is for ``botocore.config.Config``."""
     session = boto3.Session(
         region_name="us-east-1", aws_access_key_id="testing", aws_secret_access_key="testing"
     )
@@ -32,15 +32,15 @@ def sqs_client(endpoint: str, **config: Any) -> SQSClient:
 
 
 def server_name() -> str:
-    """Return the name of the server under test, from ``SQS_SERVER`` or by default ministack."""
+    """Return the name of the server that the tests use: ``SQS_SERVER``, by default ministack."""
     return os.environ.get("SQS_SERVER", "ministack")
 
 
 def before_the_first_call() -> str:
-    """Return a notice about the server under test, empty for a local one.
+    """Return a notice to print before the first call to SQS. For a local server it is empty.
 
     Raises:
-        RuntimeError: there is no such server, or no way to the real one.
+        RuntimeError: ``SQS_SERVER`` names no server, or boto3 cannot use the real SQS.
     """
     if os.environ.get("SQS_ENDPOINT"):
         return ""
@@ -51,7 +51,7 @@ def before_the_first_call() -> str:
 
 @contextmanager
 def sqs_server() -> Iterator[str]:
-    """Yield the endpoint of the tests, from ``SQS_ENDPOINT`` or of a server started here."""
+    """Yield the URL of the SQS for the tests. Start a server, unless ``SQS_ENDPOINT`` names one."""
     if endpoint := os.environ.get("SQS_ENDPOINT"):
         yield endpoint
         return
@@ -68,11 +68,12 @@ def ministack(*, start_timeout: float = 60.0) -> Iterator[str]:
             "BIND_HOST": "127.0.0.1",
             "GATEWAY_PORT": str(port),
             "SERVICES": "sqs",
-            # SFTP and MQTT have ports of their own, MQTT's on all addresses (1.4.21).
+            # Off, because SFTP and MQTT would open ports of their own. ministack 1.4.21 opens that
+            # of MQTT on all addresses of the machine.
             "SFTP_ENABLED": "0",
             "IOT_MTLS_ENABLED": "0",
             "LOG_LEVEL": "WARNING",
-            "TMPDIR": directory,  # its pid file
+            "TMPDIR": directory,  # the server writes its pid file here
         }
         with _running(["ministack"], env, port, Path(directory), start_timeout) as endpoint:
             yield endpoint
@@ -92,8 +93,8 @@ def moto(*, start_timeout: float = 60.0) -> Iterator[str]:
 def localstack(*, start_timeout: float = 60.0) -> Iterator[str]:
     """Run LocalStack in host mode, SQS only, and yield its endpoint URL.
 
-    Its own web server is hypercorn here, because with the default one it listens on all addresses,
-    whatever ``GATEWAY_LISTEN`` says.
+    It uses the web server hypercorn. The default web server ignores ``GATEWAY_LISTEN`` and listens
+    on all addresses.
     """
     with tempfile.TemporaryDirectory(prefix="localstack-") as directory:
         port = free_port()
@@ -124,7 +125,7 @@ def _running(
     """Run ``python -m module`` with its arguments during the block, and yield its endpoint URL.
 
     Raises:
-        RuntimeError: it has ended, or other machines could reach it.
+        RuntimeError: the server has ended, or other machines could reach it.
     """
     log = directory / "log"
     with log.open("wb") as output:

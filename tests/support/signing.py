@@ -1,4 +1,4 @@
-"""Signs requests that a proxy forwards to AWS, with the credentials that boto3 finds."""
+"""Sign requests that a proxy forwards to AWS, with the credentials that boto3 finds."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import boto3
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 
-#: Of a request that was signed with other credentials, for another host.
+#: Headers of the first signature, which the client made with other credentials for another host.
 _SIGNED_BEFORE = {"authorization", "host", "x-amz-date", "x-amz-security-token"}
 
 
 class Signer:
-    """Signature Version 4 for SQS, for credentials and region of boto3's default session."""
+    """Signs with Signature Version 4 for SQS, with credentials and region of boto3's session."""
 
     def __init__(self) -> None:
         session = boto3.Session()
@@ -23,11 +23,11 @@ class Signer:
     def sign(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes
     ) -> dict[str, str]:
-        """Return the signed headers."""
+        """Return the headers of the request with a new signature."""
         kept = {k: v for k, v in headers.items() if k.lower() not in _SIGNED_BEFORE}
         request = AWSRequest(method=method, url=url, data=body, headers=kept)
         assert self._credentials is not None
-        # Frozen each time, because a role's credentials are renewed now and then.
+        # Read them for each request, because boto3 renews the credentials of a role.
         credentials = self._credentials.get_frozen_credentials()
         SigV4Auth(credentials, "sqs", self._region).add_auth(request)
         return dict(request.headers.items())

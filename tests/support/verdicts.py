@@ -1,4 +1,4 @@
-"""A classifier's verdict in one word, for tables of what is expected."""
+"""Show a classifier's verdict in one word, for tables of expected verdicts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from celery_sqs_backoff.retry.outcomes import Outcome, Verdict
 
-#: UNKNOWN, so nothing is undone, but safe to repeat.
+#: The outcome is UNKNOWN, so no work is undone. But the task is safe to repeat, so it is retried.
 REPEATED = "in doubt, but repeated"
 
 
@@ -26,6 +26,6 @@ def raised(call: Callable[..., object], *args: Any, **options: Any) -> Exception
     """Return the error of a call that must fail."""
     try:
         call(*args, **options)
-    except Exception as exc:  # noqa: BLE001  # whatever it is, it is what the test is about
+    except Exception as exc:  # noqa: BLE001  # the test checks which error it is
         return exc
     pytest.fail("no error was raised")

@@ -1,4 +1,7 @@
-"""Included in a worker, tells the test that has started it when it is ready, at any log level."""
+"""Tell a test when the worker that it has started is ready, at any log level.
+
+The worker imports this module and then makes a file.
+"""
 
 from __future__ import annotations
 

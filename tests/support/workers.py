@@ -1,4 +1,4 @@
-"""Real Celery workers for tests: ``celery worker`` processes, ready when handed out, gone after."""
+"""Run real ``celery worker`` processes for tests, from when they are ready to the test's end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Worker:
-    """A running worker: its process, and the file its log goes to."""
+    """A running worker: its process, and the file with its log."""
 
     def __init__(self, process: subprocess.Popen[bytes], log_file: Path) -> None:
         self.process = process
@@ -28,16 +28,16 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Of the main process, which is the leader of a process group of its own."""
+        """The pid of the main process, which leads a process group of its own."""
         return self.process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether the main process is."""
+        """Whether the main process is running."""
         return self.process.poll() is None
 
     def log(self) -> str:
-        """Return its output so far, to stdout and stderr."""
+        """Return the worker's output so far, of stdout and stderr."""
         return self.log_file.read_text(errors="replace")
 
     def send(self, sig: signal.Signals) -> None:
@@ -56,7 +56,7 @@ class Worker:
             ) from None
 
     def kill(self) -> None:
-        """SIGKILL the whole process group, and reap the main process."""
+        """Send SIGKILL to the whole process group, and wait for the main process to end."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.process.wait()
@@ -78,18 +78,18 @@ def worker(
     start_timeout: float = 120.0,
     stop_timeout: float = 10.0,
 ) -> Iterator[Worker]:
-    """Run ``celery -A app worker`` and yield it once it consumes.
+    """Run ``celery -A app worker``, and yield the worker when it is ready to receive.
 
     Args:
-        app: as for ``celery -A``; looked up from ``cwd``, which is the checkout's root.
-        queues: as for ``-Q``. None: the app's own.
-        env: added to this process's environment.
-        options: further options of ``celery worker``; not ``--include``, which counts once only.
-        include: modules to import in the worker.
-        log_file: where its output goes. ``None``: to a file that is gone afterwards.
-        start_timeout: seconds until it must be ready.
-        stop_timeout: at the end of the block a worker that still runs gets SIGTERM, and after
-            these seconds SIGKILL, with all its pool processes.
+        app: the app for ``celery -A``. Celery looks it up from ``cwd``, by default the checkout.
+        queues: the queues for ``-Q``. Without any, the worker uses the app's own queues.
+        env: variables to add to the environment of this process.
+        options: more options of ``celery worker``, but not ``--include``, which Celery takes once.
+        include: modules that the worker imports.
+        log_file: the file for its output. With None, the output is lost after the block.
+        start_timeout: the worker must be ready within these seconds.
+        stop_timeout: at the end of the block, the worker gets SIGTERM if it is still running. If it
+            runs for these seconds more, it and its pool processes get SIGKILL.
     """
     with tempfile.TemporaryDirectory(prefix="worker-") as directory:
         log_file = log_file or Path(directory) / "log"
