@@ -1,4 +1,4 @@
-"""The rig as a fixture."""
+"""The fixture ``rig``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from . import Rig
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    """A rig whose queue, worker and time begin with the test."""
+    """A new rig for one test, without queues and workers."""
     with Rig() as made:
         yield made

@@ -1,7 +1,7 @@
-"""The worker's own parts, put together without threads.
+"""Put a worker's own parts together without threads.
 
-This is the only module outside of ``tests/rig/inside`` that imports the worker's private modules.
-A worker that is written anew needs another ``parts.py`` and the same tests.
+Outside of ``tests/rig/inside``, only this module imports the worker's private modules. If somebody
+rewrites the worker, this module changes and the tests stay.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class _Keeper(keeper.Keeper):
-    """Wakes the rig when a call is due, in place of the thread that waits."""
+    """The part that settles messages. When a call to SQS is due, it wakes the rig, not a thread."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(clock=worker.rig.timeline, rng=worker.rig.rng)
@@ -46,7 +46,7 @@ class _Keeper(keeper.Keeper):
 
 
 class _Clients:
-    """Ports to the fake SQS, in place of boto3's clients."""
+    """Gives the worker the fake SQS in place of boto3's clients."""
 
     def __init__(self, worker: Worker) -> None:
         self._sqs: Any = worker.sqs
@@ -81,7 +81,7 @@ class _NeverWaits(threading.Condition):
 
 
 class _Poller(poller.Poller):
-    """The real poller without its thread: one receive when the rig says so."""
+    """The real poller without its thread. It receives once when the rig calls ``poll``."""
 
     def __init__(self, worker: Worker, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -106,9 +106,9 @@ class _Poller(poller.Poller):
         return self._stopped.is_set() or room._cond.waits > 1
 
     def _pause(self, seconds: float) -> None:
-        """Note the pause after a receive. The rig lets a long poll last until it brings something.
+        """Note the pause after a receive. The rig lets a long poll last until a message comes.
 
-        SQS has not waited if messages are there which it does not hand out.
+        If SQS has messages that it does not hand out, as at the quota in flight, it does not wait.
         """
         sqs = self._worker.sqs
         at_once = sqs.next_visible_at(self.url) <= sqs.clock()
@@ -119,7 +119,7 @@ class _Poller(poller.Poller):
         super()._tell(received)
 
     def poll(self) -> tuple[int, float]:
-        """Receive once, if there is room; return the number of messages, and seconds to pause."""
+        """Receive once if there is room. Return the number of messages, and seconds to pause."""
         self._window._cond.waits = 0
         self._stopped.pause_seconds = 0.0
         self._brought = 0
@@ -129,7 +129,7 @@ class _Poller(poller.Poller):
 
 
 class _NoObservation:
-    """No HTTP server, no files, no store: only events, which the rig hears itself."""
+    """Replaces metrics, heartbeat and status, which need a port, a file or a store."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
     def start(self) -> None: ...
@@ -137,14 +137,14 @@ class _NoObservation:
 
 
 class _Parked(BaseException):
-    """A thread's loop would wait."""
+    """Raised where the loop of a thread would wait."""
 
     def __init__(self, condition: _Condition, seconds: float | None) -> None:
         self.condition, self.seconds = condition, seconds
 
 
 class _Condition(threading.Condition):
-    """Leaves the loop that would wait here, and lets it go on when it is notified."""
+    """Stops a thread's loop where it would wait, and lets it go on when it is notified."""
 
     waiter: _Thread | None = None
     is_over = False
@@ -163,7 +163,7 @@ class _Condition(threading.Condition):
 
 
 class _Thread:
-    """The loop of a thread, as far as it gets until it would wait; then from its beginning."""
+    """Runs a thread's loop until it would wait. When that is over, starts the loop again."""
 
     def __init__(self, worker: Worker, name: str, run: Callable[[], object]) -> None:
         self._worker, self.name, self._run = worker, name, run
@@ -192,7 +192,7 @@ class _Thread:
 
 
 class Parts:
-    """What the rig needs of a worker that has been built."""
+    """What the rig needs from the parts of a worker."""
 
     def __init__(self, consumer: Any, worker: Worker) -> None:
         [self.step] = [each for each in consumer.steps if isinstance(each, step.LeaseStep)]
@@ -208,7 +208,7 @@ class Parts:
     # Calls to SQS
 
     def next_call(self) -> Any:
-        """Return a call to SQS that is due now, if any."""
+        """Return a call to SQS that is due now, or None."""
         return self._keeper.next_call()
 
     def next_at(self) -> float:
@@ -238,18 +238,18 @@ class Parts:
     # Shutdown
 
     def shut_down(self) -> None:
-        """Do what a worker does after its pool has ended."""
+        """Do what a worker does when its pool has ended."""
         self.step.shutdown(self._consumer)
 
     def forget(self) -> None:
-        """Leave nothing behind for the end of this process."""
+        """Unregister the worker's handler for the end of this process."""
         atexit.unregister(self.step.shutdown)
 
     # Facts
 
     @property
     def unconfirmed(self) -> int:
-        """Settlements that SQS has not confirmed."""
+        """The number of settlements that SQS has not confirmed."""
         return self._keeper.waiting
 
     @property
@@ -259,7 +259,7 @@ class Parts:
 
     @property
     def places_taken(self) -> int:
-        """Places of the prefetch window that are taken."""
+        """The number of places of the prefetch window that are taken."""
         return len(self._room._held)
 
     def hear(self, tell: Callable[[Any], object]) -> None:
@@ -269,7 +269,7 @@ class Parts:
 
 @contextmanager
 def threads_replaced(rig: Rig) -> Iterator[None]:
-    """Build workers whose parts run in this thread and in virtual time, while this lasts."""
+    """During the block, build workers whose parts run in this thread and in virtual time."""
     replaced: list[tuple[Any, str, Any]] = [
         (step, "Keeper", lambda: _Keeper(rig.acting_worker)),
         (step, "Observation", _NoObservation),

@@ -25,15 +25,15 @@ from .sqs import URL, Call, RecordingSQS, transport_to
 from .timeline import Timeline
 from .worker import Run, Worker, swap_state
 
-#: Longer than a settlement waits for others, to be sent in one batch.
+#: Within this time a worker has settled a message. It waits a moment for others, for one batch.
 _SETTLED_SECONDS = 0.5
 
-#: Until a message has arrived that the rig is to run; most are there at once.
+#: Within this time the message that the rig shall run must arrive. Most messages arrive at once.
 _ARRIVES_SECONDS = 20.0
 
 
 class Message:
-    """A message that the rig has sent, and what SQS says of it now."""
+    """A message that the rig has sent, and its state in SQS."""
 
     def __init__(self, rig: Rig, sent: fake_sqs_queue.Message, url: str, task_id: str) -> None:
         self._rig, self._sent, self._url = rig, sent, url
@@ -42,8 +42,15 @@ class Message:
 
     @property
     def fate(self) -> str:
-        """One word: deleted, dead letter, moved (by SQS itself), held (by a worker), hidden, or
-        visible (given back, or never received)."""
+        """Where the message is: one of these words.
+
+        - deleted
+        - dead letter: the worker has sent it to the dead-letter queue, with a record of the reason
+        - moved: it is in the dead-letter queue without a record
+        - held: a worker has a lease on it
+        - hidden
+        - visible: a worker gave it back, or it was never received
+        """
         if self._rig.sqs.queues[self._url].dlq is not None and self._dead_letter() is not None:
             return "dead letter" if self.record is not None else "moved"
         if self._sent not in self._rig.sqs.queues[self._url].messages:
@@ -55,18 +62,18 @@ class Message:
 
     @property
     def delay(self) -> int:
-        """Seconds for which the last change of its visibility hides it."""
+        """The seconds for which the last change of its visibility has hidden it."""
         changes = [change for change in self._rig.sqs.changes if change.message is self._sent]
         return changes[-1].seconds
 
     def forge(self, **headers: Any) -> None:
-        """Change headers of the message, as no publisher of ours would."""
+        """Change headers of the message, as another publisher or an attacker could write them."""
         body = json.loads(self._sent.body)
         body["headers"].update(headers)
         self._sent.body = json.dumps(body)
 
     def deliver_again(self) -> None:
-        """Let SQS show a message that is hidden or deleted: it delivers at least once."""
+        """Let SQS deliver a hidden or deleted message again. SQS delivers at least once."""
         queue = self._rig.sqs.queues[self._url]
         if self._sent not in queue.messages:
             queue.messages.append(self._sent)
@@ -80,7 +87,7 @@ class Message:
 
     @property
     def record(self) -> DeadLetterRecord | None:
-        """The record of its dead letter, if it has one."""
+        """The record of its dead letter, or None."""
         letter = self._dead_letter()
         if letter is None:
             return None
@@ -93,7 +100,7 @@ class Message:
 
     @property
     def stored(self) -> Any:
-        """The value of its result, or the exception."""
+        """The value of its task's result, or the exception."""
         return self._rig.app.AsyncResult(self.task_id).result
 
     def _dead_letter(self) -> fake_sqs_queue.Message | None:
@@ -125,15 +132,16 @@ class Rig:
     """A Celery app on a strict SQS in virtual time. Use it as a context manager.
 
     Attributes:
-        app: Celery's, with a result backend in memory.
+        app: the Celery app, with a result backend in memory.
         sqs: the fake SQS.
-        timeline: the clock; ``rig.timeline.now`` is seconds since the epoch.
-        events: what the workers have told their observers.
+        timeline: the clock. ``rig.timeline.now`` is in seconds since the epoch.
+        events: the events that the workers have sent to their observers.
         celery_events: Celery's own events, as Flower gets them, with ``type`` and their fields.
-        workers: all that were started; the first starts by itself.
-        latency: seconds that a call about a message is on its way to SQS and back.
-        on_run: called with each task that a pool takes; by default it waits for ``rig.run``.
-        pool_timeout: what a pool raises in a task at its hard time limit, as gevent's does.
+        workers: all workers that were started.
+        latency: how many seconds a call about a message takes to SQS and back.
+        on_run: called with each task that a pool takes. By default the task waits for ``rig.run``.
+        pool_timeout: the exception that the pool raises in a task at its hard time limit, as
+            gevent's pool does. None means that the pool raises nothing.
     """
 
     def __init__(self, *, max_in_flight: int = 120_000, seed: int = 7, **conf: Any) -> None:
@@ -184,14 +192,14 @@ class Rig:
         swap_state(None, None)
         transport._transport_cache.pop(self._transport, None)
 
-    # What there is
+    # Queues, tasks and workers
 
     def queue(
         self, name: str = "q", *, dlq: bool = True, max_receive_count: int = 100, **attributes: Any
     ) -> str:
-        """Make a queue, by default with a dead-letter queue; return its URL.
+        """Make a queue, by default with a dead-letter queue, and return its URL.
 
-        Attributes are those of CreateQueue. ``FifoQueue="true"`` needs a name like "q.fifo".
+        ``attributes`` are those of CreateQueue. ``FifoQueue="true"`` needs a name like "q.fifo".
         """
         if dlq:
             stem, dot, end = name.partition(".")
@@ -212,9 +220,9 @@ class Rig:
         base: type = SQSBackoffTask,
         **options: Any,
     ) -> Any:
-        """Register a task, before the first worker starts. Its body gets the task as ``self``."""
+        """Define a task, before the first worker starts. Its body gets the task as ``self``."""
         if body.__name__ == "<lambda>":
-            body.__name__ = "body"  # Celery builds a signature with it
+            body.__name__ = "body"  # Celery uses it as a Python name
         return self.app.task(
             body, name=name, base=base, bind=True, lazy=False, shared=False, **options
         )
@@ -237,15 +245,15 @@ class Rig:
 
     @property
     def worker(self) -> Worker:
-        """The worker that was started last; one with the defaults, if there is none."""
+        """The worker that was started last. If there is none, start one with the defaults."""
         return self.workers[-1] if self.workers else self.start_worker()
 
-    # Verbs
+    # What a test does
 
     def send(
         self, name: str = "mail", args: Any = (), kwargs: Any = None, **options: Any
     ) -> Message:
-        """Publish a task by Celery, with options of ``apply_async``."""
+        """Publish a task with Celery. ``options`` are those of ``apply_async``."""
         if not self.sqs.queues:
             self.queue()
         task = self.app.tasks.get(name)
@@ -261,7 +269,7 @@ class Rig:
         return Message(self, sent, url, task_id)
 
     def begin(self) -> Run:
-        """Wait until the worker's pool has taken a task, and let it begin."""
+        """Wait until the worker's pool has taken a task, and let the task begin."""
         worker = self.worker
 
         def waiting() -> list[Run]:
@@ -272,16 +280,17 @@ class Rig:
         return waiting()[0].begin()
 
     def run(self, end: Callable[[Run], object] = Run.finish) -> Run:
-        """Run the next task to its end, ``Run.lose`` for example, and wait for its settlement."""
+        """Run the next task to this end, such as ``Run.lose``, and wait until it is settled."""
         run = self.begin()
         end(run)
         self.pass_time(_SETTLED_SECONDS)
         return run
 
     def pass_time(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass, with all that happens meanwhile; stop early when ``until()`` is true.
+        """Let time pass, and everything happen that is due. Stop early if ``until()`` is true.
 
-        Tasks do not run by themselves. A task's body may call this, to take its time.
+        Tasks do not run by themselves. The body of a task may call this, so that the task takes
+        some time.
         """
         self.timeline.pass_time(seconds, until)
 
@@ -296,13 +305,14 @@ class Rig:
         entries: Iterable[int] | None = None,
         queue: str | None = None,
     ) -> None:
-        """Let calls of an action fail: the next ones, or all for some seconds.
+        """Let calls of an action fail: the next one, the next ``times``, or all for some seconds.
 
-        "*" is any action but SendMessage, for some seconds.
-
-        ``answer_lost``: SQS does what it is asked to, and its answer does not arrive. ``entries``:
-        the positions in a batch that fail. ``error=None``: the answer lists nothing. ``queue``:
-        the URL of the only queue whose calls fail, with ``seconds``.
+        Arguments:
+            action: the name of the SQS call. With ``seconds``, "*" means all but SendMessage.
+            error: the exception, or the code of the error. With None, the response is empty.
+            answer_lost: whether SQS carries out the call, so that only the response is lost.
+            entries: the positions in a batch that fail. With None, the whole call fails.
+            queue: the URL of the only queue whose calls fail. It works only with ``seconds``.
         """
         which = None if entries is None else frozenset(entries)
         fault = Fault(action, error, after=answer_lost, entries=which)
@@ -314,19 +324,21 @@ class Rig:
     def during(self, action: str, do: Callable[[], object], *, times: int = 1) -> None:
         """Do something while the next calls of an action are under way.
 
-        SQS has done what it was asked to, and its answer has not arrived.
+        SQS has then carried out the call, but its response has not arrived yet.
         """
         self.sqs.under_way += [(action, do)] * times
 
     def fail_results(self, fails: Callable[[str, int], Any] = lambda state, nth: True) -> list[str]:
-        """Let the result backend raise where ``fails`` says so, given a state and a count of it.
+        """Let the result backend fail, by default always.
 
-        It returns the exception, or true for one of a connection.
+        ``fails`` gets the state to store, and how often this state was stored. It returns an
+        exception to raise, True to raise a connection error, or False to store the state.
 
         Returns:
-            The states that it was asked to store, as they come.
+            A list to which the backend adds each state that it is asked to store.
         """
-        kind, seen = type(self.app.backend), list[str]()  # each thread has a backend of its own
+        # Patch the class, because each thread has a backend of its own.
+        kind, seen = type(self.app.backend), list[str]()
         store = kind.store_result
 
         def store_result(it: Any, task_id: str, result: Any, state: str, **options: Any) -> Any:
@@ -339,10 +351,10 @@ class Rig:
         self._stack.enter_context(mock.patch.object(kind, "store_result", store_result))
         return seen
 
-    # Facts
+    # What a test checks
 
     def calls(self, action: str | None = None) -> list[Call]:
-        """Return the calls that SQS has had, those of one action if it is named."""
+        """Return the calls that SQS has got, of all actions or of one."""
         return [call for call in self.sqs.calls if action in (None, call.action)]
 
     @property
@@ -352,11 +364,11 @@ class Rig:
         return [json.loads(body)["headers"]["task"] for body in bodies]
 
     def told(self, kind: str) -> list[Any]:
-        """Return the events of a kind, ``"Retried"`` for example, that observers were told of."""
+        """Return the events of a kind, such as ``"Retried"``, that observers have got."""
         return [event for event in self.events if type(event).__name__ == kind]
 
     def story(self) -> list[str]:
-        """Return, in words and in order, what observers were told of runs and their messages."""
+        """Return the events about runs and their messages in order, each as a line of text."""
         told = {
             "RunEnded": "ran: {outcome}",
             "Retried": "retried in {delay:g} s: {reason}, {outcome}",
@@ -380,7 +392,7 @@ class Rig:
         return self._acting
 
     def let_act(self, worker: Worker | None) -> Worker | None:
-        """Let a worker act; return the one that acted before."""
+        """Make this worker the one whose code runs, and return the worker before it."""
         before, self._acting = self._acting, worker
         if worker is not None and worker is not self._state_of:
             swap_state(self._state_of, worker)

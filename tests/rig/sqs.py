@@ -1,4 +1,4 @@
-"""SQS of the rig: the strict fake, which writes down each call; and kombu's way to it."""
+"""The SQS of the rig: the strict fake, which records each call, and a kombu transport to it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Call:
     """One request to SQS.
 
     Arguments:
-        at: when SQS had it, seconds since the epoch.
-        action: as in the API, "DeleteMessageBatch".
-        arguments: as boto3 takes them.
-        answer: the answer of SQS; ``None`` if the call raised.
+        at: when SQS got the request, in seconds since the epoch.
+        action: the name of the call in SQS's API, such as "DeleteMessageBatch".
+        arguments: the arguments of boto3's method.
+        answer: the response of SQS, or None if the call raised an error.
     """
 
     at: float
@@ -49,22 +49,22 @@ def _recorded(action: str, made: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class RecordingSQS(FakeSQS):
-    """The strict fake SQS; ``calls`` has each request in order."""
+    """The strict fake SQS. ``calls`` has each request, in order."""
 
     def __init__(self, clock: Callable[[], float], *, max_in_flight: int = 120_000) -> None:
         super().__init__(clock, max_in_flight=max_in_flight)
         self.clock = clock
         self.max_in_flight = max_in_flight
         self.calls: list[Call] = []
-        #: Told of each call after it.
+        #: Called after each call, with the action.
         self.on_call: Callable[[str], None] = lambda action: None
-        #: What is to happen while a call of an action is under way.
+        #: Functions to call while the next calls of an action are under way.
         self.under_way: list[tuple[str, Callable[[], object]]] = []
         self._lasting: list[tuple[float, Fault, str | None]] = []
         self._asked = ""
 
     def fail_until(self, at: float, fault: Fault, queue: str | None = None) -> None:
-        """Let each call of the fault's action fail until a time; "*" is any but SendMessage."""
+        """Let each call of the fault's action fail until a time. "*" means all but SendMessage."""
         self._lasting.append((at, fault, queue))
 
     def _be_under_way(self, action: str) -> None:
@@ -91,7 +91,7 @@ class RecordingSQS(FakeSQS):
         return super()._take_fault(action)
 
     def next_visible_at(self, url: str) -> float:
-        """Return when a receive brings something; infinity if the queue is empty."""
+        """Return when a receive would next get a message. For an empty queue, return infinity."""
         queue, now = self.queues[url], self.clock()
         if any(True for _ in queue._available(now)):
             return now
@@ -108,10 +108,10 @@ class RecordingSQS(FakeSQS):
 
 
 def transport_to(sqs: RecordingSQS) -> type[virtual.Transport]:
-    """Return a transport of kombu whose queues are those of ``sqs``, by their names."""
+    """Return a kombu transport whose queues are those of ``sqs``."""
 
     class Channel(virtual.Channel):
-        """Publishes and acknowledges as kombu's channel of SQS does; the worker receives."""
+        """Publishes and acknowledges as kombu's SQS channel does. It receives nothing."""
 
         @property
         def transport_options(self) -> Any:
@@ -124,7 +124,7 @@ def transport_to(sqs: RecordingSQS) -> type[virtual.Transport]:
             return self._resolve_queue_url(queue) in sqs.queues
 
         def _new_queue(self, queue: str, **_: Any) -> None:
-            """Queues exist already: the rig makes them."""
+            """Do nothing, because the rig makes all queues."""
 
         def _size(self, queue: str) -> int:
             return 0

@@ -1,4 +1,7 @@
-"""The task's word stands, whatever fails after its run: the result backend, a hook, the canvas."""
+"""The end of a run decides about the message, whatever fails after the run.
+
+That may be the result backend, a hook of the task, or the sending of a chain's next task.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from celery_sqs_backoff import NonRetryable, Retryable, Schedule, SQSBackoffTask
 
 from .bodies import raises, returns
 
-# Celery warns of each failure outside of a task's body: of those that are made here, too.
+# Celery warns of each failure outside of a task's body. These tests make such failures.
 pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
 
 NOT_HANDED_ON = "the rest of its workflow could not be sent"
@@ -25,7 +28,7 @@ NOT_HANDED_ON = "the rest of its workflow could not be sent"
 
 @pytest.fixture
 def told(rig, monkeypatch):
-    """Who was told of a failure: the task's hook, and the chord that waits."""
+    """The list of those that were told of a failure: the task's ``on_failure``, and its chord."""
     told = []
     backend = type(rig.app.backend)
     monkeypatch.setattr(backend, "on_chord_part_return", lambda *_, **__: told.append("chord"))
@@ -34,7 +37,10 @@ def told(rig, monkeypatch):
 
 @pytest.fixture
 def mail(rig, told):
-    """Register a task of that body, and send it with an errback and as a part of a chord."""
+    """Return a function that defines a task with a body, and sends it.
+
+    The message has an errback, and can be a part of a chord.
+    """
 
     def send(body, *, in_chord=False, **options):
         hooks = {"on_failure": lambda *_: told.append("on_failure"), "backoff": Schedule([7])}
@@ -67,7 +73,7 @@ DOWN, BAD = Retryable("down"), ValueError("bad")
     ids=["success", "retry", "retry away", "failure"],
 )
 def test_result_not_stored(rig, mail, told, body, fails, fate, caplog):
-    """A result that cannot be stored is logged, and makes no failure of a run that has ended."""
+    """If the result of a run cannot be stored, the worker logs it, and nothing else changes."""
     message = mail(body)
     rig.fail_results(fails)
     rig.run()
@@ -81,7 +87,7 @@ def test_result_not_stored(rig, mail, told, body, fails, fate, caplog):
 
 
 def test_result_not_json(rig):
-    """A result that is not JSON is no failure of its task."""
+    """A task whose result cannot be written as JSON has not failed."""
     rig.task(lambda self: object())
     message = rig.send()
     rig.run()
@@ -90,7 +96,7 @@ def test_result_not_json(rig):
 
 @pytest.mark.parametrize("hook", ["on_retry", "on_failure", "on_success", "after_return"])
 def test_hook_raises(rig, hook, caplog):
-    """A user's hook that raises does not change what was decided, and its text is not logged."""
+    """A user's hook that raises changes nothing for the message. The log omits its error text."""
 
     class BadHook(SQSBackoffTask):
         abstract = True
@@ -114,7 +120,10 @@ def test_hook_raises(rig, hook, caplog):
 
 
 def test_chord_part_not_counted(rig, mail, caplog):
-    """A part of a chord that could not be counted is a dead letter: the chord waits for it."""
+    """If a chord cannot count a task that succeeded, the task's message becomes a dead letter.
+
+    Otherwise nobody would learn why the chord waits for ever.
+    """
     message = mail(returns, in_chord=True)
     rig.fail_results()
     rig.run()
@@ -125,7 +134,7 @@ def test_chord_part_not_counted(rig, mail, caplog):
 
 
 def test_retry_of_chord_part_not_stored(rig, mail, told):
-    """A part whose retry cannot be stored does not fail its chord."""
+    """A task of a chord whose state RETRY cannot be stored does not make the chord fail."""
     message = mail(raises(DOWN), in_chord=True)
     rig.fail_results(always("RETRY"))
     rig.run()
@@ -134,7 +143,7 @@ def test_retry_of_chord_part_not_stored(rig, mail, told):
 
 @pytest.mark.parametrize("kind", ["link", "links", "chain", "long chain"])
 def test_not_handed_on(rig, kind):
-    """A success whose callbacks, or the rest of whose chain, cannot be sent is a dead letter."""
+    """If a task succeeds but its callback or next task cannot be sent, it becomes a dead letter."""
     rig.task(returns)
     follows = [rig.app.signature("next") for _ in range(1 + (kind in ("links", "long chain")))]
     options = {"chain": follows} if "chain" in kind else {"link": follows}
@@ -142,12 +151,13 @@ def test_not_handed_on(rig, kind):
     rig.fault("SendMessage", "AccessDenied")
     rig.run()
     assert (message.fate, message.record.reason) == ("dead letter", NOT_HANDED_ON)
-    if "chain" not in kind or celery.VERSION >= (5, 7):  # else Celery fails to fail the chain
+    # Before 5.7, Celery raises another error while it lets the chain fail.
+    if "chain" not in kind or celery.VERSION >= (5, 7):
         assert message.record.exception_type == "botocore.exceptions.ClientError"
 
 
 def test_errback_not_sent(rig, caplog):
-    """A failure whose errback cannot be sent keeps its own reason."""
+    """If a failed task's errback cannot be sent, the dead letter keeps the failure's reason."""
     rig.task(raises(BAD))
     message = rig.send(link_error=rig.app.signature("refund"))
     rig.fault("SendMessage", "AccessDenied")
@@ -155,7 +165,7 @@ def test_errback_not_sent(rig, caplog):
     assert message.record.reason == "not retryable"
 
 
-# Time limits of gevent, which no code of a task contains
+# Time limits of gevent, which raises a timeout in the middle of any code
 
 
 class GeventTimeout(BaseException):
@@ -176,7 +186,7 @@ def gevent(rig, monkeypatch):
     ids=["success", "retry", "failure"],
 )
 def test_gevent_limit_after_run(rig, body, fate):
-    """gevent's time limit does not overrule a run that has ended: its backend may hang."""
+    """gevent's time limit changes nothing for a run that has ended and is being stored."""
     rig.task(body, time_limit=5, backoff=Schedule([7]))
     rig.start_worker(pool="threads")
     message = rig.send()
@@ -191,7 +201,7 @@ def test_gevent_limit_after_run(rig, body, fate):
     ("seconds", "reason"), [(5, "hard time limit"), (3, "aborted")], ids=["of the pool", "its own"]
 )
 def test_gevent_limit_in_run(rig, seconds, reason):
-    """gevent's time limit ends a run for its pool; one that the task has set is the task's."""
+    """gevent's timeout counts as a hard time limit only if the pool, not the task, has set it."""
     rig.task(raises(GeventTimeout(seconds)), time_limit=5, backoff=Schedule([7]))
     rig.start_worker(pool="threads")
     rig.send()
@@ -204,7 +214,7 @@ def test_gevent_limit_in_run(rig, seconds, reason):
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_failure_is_small(rig, pool):
-    """A failure that goes through the pool's pipe is small, and shows the original's text."""
+    """A process sends the worker a small report of a failure, with the beginning of its text."""
 
     class Big(Exception):
         def __init__(self):
@@ -224,11 +234,11 @@ def test_failure_is_small(rig, pool):
 
 
 def test_frames_are_freed(rig):
-    """The frames that Celery copies, 150 KB for each failure, are freed at once."""
+    """Celery's copies of a failure's frames, about 150 KB, are freed when the run has ended."""
     rig.task(raises(BAD))
     rig.send()
     run = rig.begin()
-    logging.disable(logging.CRITICAL)  # pytest keeps the records, and they the copies
+    logging.disable(logging.CRITICAL)  # pytest would keep log records, and these keep the copies
     gc.collect()
     gc.disable()
     try:
@@ -242,7 +252,7 @@ def test_frames_are_freed(rig):
 
 @pytest.mark.parametrize("how", ["cause", "context"])
 def test_locals_are_freed(rig, how):
-    """What the cause of a failure held in its frames is freed at once."""
+    """The local variables in the frames of a failure's cause are freed when the run has ended."""
     held = []
 
     class Held:
@@ -279,7 +289,10 @@ def copied_frames():
 
 
 def test_suspended_frames_live_on(rig):
-    """A client that works in a coroutine of its own, and hands errors to callers, survives them."""
+    """A generator that hands an error to the task can go on after the failure.
+
+    To free memory, the worker clears the frames of an error. It must not clear a suspended frame.
+    """
 
     def client():
         answer = None

@@ -1,4 +1,4 @@
-"""What a task costs: calls of our functions from its receive to its confirmed delete."""
+"""A task costs few calls of our functions, from its receive to its confirmed delete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import FrameType
 
 import celery_sqs_backoff
 
-#: In both processes, with the looks for work that the rig makes more often than a thread does.
+#: The calls in both processes. The rig looks for work more often than a thread would.
 MOST_CALLS = 200
 
 _PACKAGE = str(Path(celery_sqs_backoff.__file__).parent)
@@ -20,7 +20,7 @@ def returns(self):
 
 
 def test_calls_of_a_success(rig):
-    """A task that does nothing takes few calls of our functions, and no budget is looked at."""
+    """A task that does nothing costs few calls of our functions, and none that a failure needs."""
     calls = Counter[str]()
 
     def count(frame: FrameType, event: str, _: object) -> None:
@@ -30,7 +30,7 @@ def test_calls_of_a_success(rig):
 
     rig.task(returns)
     rig.send()
-    rig.run()  # the first one loads modules, and reads the queue
+    rig.run()  # the first run also loads modules and reads the queue's attributes
     rig.send()
     before = sys.getprofile()
     sys.setprofile(count)

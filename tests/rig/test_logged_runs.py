@@ -1,4 +1,4 @@
-"""How much of us a user sees of a run: frames in tracebacks, lines in the log, calls."""
+"""A run shows users little of our code: few frames in tracebacks, few lines in the log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Transaction(SQSBackoffTask):
 
 
 def frames_of_ours(traceback):
-    """Return how many of our frames lie between Celery, or a ``__call__``, and the next code."""
+    """Return the most frames of ours that follow each other in a traceback."""
     most = 0
     for part in traceback.split("Traceback (most recent call last)"):
         ours = [OURS in line for line in part.splitlines() if line.lstrip().startswith("File ")]
@@ -41,7 +41,7 @@ def frames_of_ours(traceback):
 @pytest.mark.parametrize("base", [SQSBackoffTask, Transaction])
 @pytest.mark.parametrize("exc", [BAD, DOWN], ids=["failure", "retry"])
 def test_frames(rig, caplog, base, exc):
-    """A traceback shows one frame of ours: in the log, the result and the dead letter."""
+    """A traceback has one frame of ours in a row, in the log, the result and the dead letter."""
     rig.task(raises(exc), base=base, max_retries=1, backoff=Schedule([7]))
     message = rig.send()
     rig.run()
@@ -76,7 +76,7 @@ def lines_about(caplog, message):
     ids=["retry", "asked retry", "dead letter", "rejected"],
 )
 def test_known_failure(rig, caplog, body, event, facts):
-    """A failure that a rule has classified is logged in one line, without a traceback."""
+    """If a rule knows the error, the log has one line about the failure, without a traceback."""
     caplog.set_level("INFO")
     rig.task(body)
     message = rig.send()
@@ -88,7 +88,7 @@ def test_known_failure(rig, caplog, body, event, facts):
 
 
 def test_last_retry(rig, caplog):
-    """A known failure whose budget is used up is logged in one line, too."""
+    """The log also has one line if a rule knows the error and no retry is left."""
     caplog.set_level("INFO")
     rig.task(raises(DOWN), max_retries=0)
     message = rig.send()
@@ -98,7 +98,7 @@ def test_last_retry(rig, caplog):
 
 
 def test_unknown_failure(rig, caplog):
-    """A failure that no rule knows keeps Celery's line with its traceback."""
+    """If no rule knows the error, the log also has Celery's line with the traceback."""
     rig.task(raises(BAD))
     message = rig.send()
     rig.run()
@@ -112,7 +112,7 @@ def test_calls_of_a_success(rig):
     """A success costs the process that runs the task at most 25 calls of our functions."""
     rig.task(returns)
     rig.send()
-    rig.run()  # which makes the tracer
+    rig.run()  # the first run also makes the task's tracer
     rig.send()
     calls, is_inside = Counter(), False
 

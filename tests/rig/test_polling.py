@@ -1,4 +1,4 @@
-"""When a worker asks SQS for messages, for how many, and what does not stop it."""
+"""When a worker asks SQS for messages, how many it asks for, and which errors it survives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .test_receiving import due_in, envelope, returns, send_raw
 
 
 def asked(rig, queue="q"):
-    """Return how many messages each receive from a queue asked for, and how long it might wait."""
+    """Return for each receive from a queue how many messages it asked for, and its wait time."""
     calls = [each.arguments for each in rig.calls("ReceiveMessage")]
     return [
         (each["MaxNumberOfMessages"], each["WaitTimeSeconds"])
@@ -22,7 +22,7 @@ def asked(rig, queue="q"):
 
 
 def started(rig, **options):
-    """Let a worker start, and its first receives be over."""
+    """Start a worker, and wait until its first receives have ended."""
     rig.task(returns)
     worker = rig.start_worker(**options)
     rig.pass_time(0.1)
@@ -30,7 +30,7 @@ def started(rig, **options):
 
 
 def finish_running(rig):
-    """Let all tasks end that run now."""
+    """Finish all tasks that are running."""
     for run in list(rig.worker.runs):
         run.finish()
     rig.pass_time(0.1)
@@ -40,14 +40,17 @@ def finish_running(rig):
 
 
 def test_long_polls(rig):
-    """An empty queue is asked by one long poll after the other."""
+    """A worker asks an empty queue with one long poll after the other."""
     started(rig)
     rig.pass_time(60)
     assert asked(rig) == [(4, 20)] * 4
 
 
 def test_wait_time():
-    """Without long polls an empty queue is asked at the user's interval, a backlog at once."""
+    """Without long polls, a worker asks an empty queue at the user's interval.
+
+    If there is a backlog, it asks again at once.
+    """
     with Rig(broker_transport_options={"wait_time_seconds": 0, "polling_interval": 5}) as rig:
         started(rig)
         messages = [rig.send() for _ in range(8)]
@@ -63,14 +66,17 @@ def test_wait_time():
 
 @pytest.mark.parametrize("seconds", [7, 60])
 def test_wait_time_set(seconds):
-    """A long poll lasts as long as the user has set, up to the longest of SQS."""
+    """A long poll lasts as long as the user has set, at most 20 s, which is SQS's limit."""
     with Rig(broker_transport_options={"wait_time_seconds": seconds}) as rig:
         started(rig)
         assert asked(rig) == [(4, min(seconds, 20))]
 
 
 def test_quota_in_flight():
-    """At the quota of messages in flight SQS does not let a long poll wait; the worker pauses."""
+    """A worker pauses between receives when the queue has reached its quota of messages in flight.
+
+    SQS then answers a long poll at once.
+    """
     with Rig(max_in_flight=3) as rig:
         started(rig, processes=2)
         messages = [rig.send() for _ in range(5)]
@@ -86,7 +92,7 @@ def test_quota_in_flight():
 
 
 def test_batch_worth_a_call(rig):
-    """A full window asks for nothing until the next batch is worth a call."""
+    """A worker with a full prefetch window waits with its receive until it has room for a batch."""
     worker = started(rig, processes=2)
     assert asked(rig) == [(8, 20)]
     for _ in range(20):
@@ -116,7 +122,7 @@ def test_one_message_per_receive(rig):
 
 
 def test_backlog(rig):
-    """With a backlog and room further calls are under way, and these do not wait."""
+    """With a backlog and room for messages, a worker makes more receives, which do not wait."""
     rig.queue()
     rig.task(returns)
     for _ in range(50):
@@ -130,7 +136,7 @@ def test_backlog(rig):
 
 
 def test_no_backlog(rig):
-    """Without a backlog only the long poll is under way."""
+    """Without a backlog, a worker makes long polls only."""
     started(rig, processes=10)
     for _ in range(3):
         rig.send()
@@ -139,7 +145,7 @@ def test_no_backlog(rig):
 
 
 def test_rate_limited_task_leaves_place(rig):
-    """A task that waits in Celery for its rate limit leaves its place to others."""
+    """A task that waits in Celery for its rate limit takes no place of the prefetch window."""
     rig.task(returns, rate_limit="1/h")
     rig.task(lambda self: None, name="other")
     messages = [rig.send() for _ in range(7)]
@@ -151,7 +157,10 @@ def test_rate_limited_task_leaves_place(rig):
 
 
 def test_settlements_unconfirmed(rig):
-    """A queue whose settlements SQS does not confirm is not received from; other queues are."""
+    """A worker stops receiving from a queue if SQS does not confirm its deletes.
+
+    It goes on receiving from other queues.
+    """
     rig.queue("other")
     stuck = rig.queue("stuck", VisibilityTimeout="3600")
     rig.task(returns)
@@ -175,7 +184,10 @@ def test_settlements_unconfirmed(rig):
 
 
 def test_failures_spaced(rig):
-    """Receives that fail are repeated after growing pauses; observers hear of each and the end."""
+    """A worker repeats a failed receive after growing pauses.
+
+    Observers get an event for each failure, and one when receives work again.
+    """
     started(rig)
     rig.fault("ReceiveMessage", ConnectionError(), times=6)
     rig.pass_time(100)
@@ -192,7 +204,7 @@ def test_failures_spaced(rig):
     "error", [RuntimeError("expired"), OSError(), MemoryError(), SystemExit()], ids=repr
 )
 def test_receive_raises(rig, error):
-    """No exception of a receive ends the receiving, nor does it take up room."""
+    """After any exception in a receive, a worker goes on receiving as many messages as before."""
 
     def fail():
         raise error
@@ -207,7 +219,7 @@ def test_receive_raises(rig, error):
 
 
 def test_slow_attributes(rig):
-    """Attributes that do not come for 10 seconds do not hold up each poll."""
+    """If a read of the queue's attributes takes 10 seconds, only few receives wait for it."""
     rig.queue()
     rig.task(returns)
     rig.fault("GetQueueAttributes", ConnectionError(), seconds=40)
@@ -222,7 +234,7 @@ def test_slow_attributes(rig):
 
 
 def test_attributes_once_a_minute(rig):
-    """The queue's attributes are read again once a minute, also while there is no room."""
+    """A worker reads the queue's attributes once a minute, even if it has no room for messages."""
     started(rig)
     reads = len(rig.calls("GetQueueAttributes"))
     for _ in range(20):
@@ -231,11 +243,14 @@ def test_attributes_once_a_minute(rig):
     assert 9 <= len(rig.calls("GetQueueAttributes")) - reads <= 11
 
 
-# Answers that come late
+# Responses that come late
 
 
 def test_late_answer(rig):
-    """A message whose answer came after its visibility timeout runs elsewhere, and not here."""
+    """A worker does not run a message if the response came after the visibility timeout.
+
+    Another worker may already have received the message.
+    """
     rig.queue(VisibilityTimeout="30")
     late = started(rig)
 
@@ -253,7 +268,11 @@ def test_late_answer(rig):
 
 
 def test_slow_adapter():
-    """The age of all messages of a receive counts from their receive, however slow an adapter."""
+    """A worker does not run a message if an adapter took longer than the visibility timeout.
+
+    An adapter makes a task of a message that Celery did not send. The times of all messages of a
+    receive add up.
+    """
 
     def adapter(body, attributes):
         if len(rig.workers) == 1:
@@ -274,7 +293,7 @@ def test_slow_adapter():
 
 
 def test_answer_after_stop(rig):
-    """Messages that still come while a worker stops are given back."""
+    """A worker that is stopping gives messages back that still arrive."""
     worker = started(rig, processes=2)
     first = rig.send()
     run = rig.begin()
@@ -289,7 +308,7 @@ def test_answer_after_stop(rig):
 
 @pytest.mark.parametrize("messages", [1, 3])
 def test_answer_after_end(rig, messages):
-    """Messages that still come when a worker has stopped are given back at once."""
+    """A worker that has stopped gives messages back at once that still arrive."""
     worker = started(rig, processes=2)
     rig.during("ReceiveMessage", worker.stop)
     late = [rig.send() for _ in range(messages)]
@@ -303,7 +322,7 @@ def test_answer_after_end(rig, messages):
 
 
 def test_message_waits_at_stop(rig):
-    """No task starts once the worker was told to stop."""
+    """No task starts after the worker has got SIGTERM."""
     worker = started(rig)
     rig.during("ReceiveMessage", worker.signal_stop)
     message = rig.send()
@@ -314,7 +333,7 @@ def test_message_waits_at_stop(rig):
 
 
 def test_consumer_cancelled(rig):
-    """A message of a queue that was cancelled while it was received is given back."""
+    """A worker gives a message back if its queue was cancelled during the receive."""
     worker = started(rig)
     rig.during("ReceiveMessage", lambda: worker.cancel_consumer("q"))
     message = rig.send()
@@ -325,7 +344,10 @@ def test_consumer_cancelled(rig):
 
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 def test_connection_lost_at_delivery(rig):
-    """A message that is given back on its way to its task is not run here."""
+    """If the connection breaks while Celery takes a message, the message is given back first.
+
+    It runs when it is received again.
+    """
     worker = started(rig)
     strategy = worker.celery.strategies["mail"]
     seen = []
@@ -347,7 +369,10 @@ def test_connection_lost_at_delivery(rig):
 @pytest.mark.parametrize("is_reset", [False, True], ids=["once", "until it is reset"])
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 def test_event_loop_refuses(rig, is_reset):
-    """A message that the event loop refuses is not held, and comes again; the next ones run."""
+    """If Celery's event loop refuses a message, the worker does not hold it. It comes back later.
+
+    The next messages run.
+    """
     worker = started(rig)
     refused = rig.send()
     worker.fail_loop(RuntimeError("not now"))
@@ -368,7 +393,7 @@ def test_event_loop_refuses(rig, is_reset):
 
 @pytest.mark.parametrize("pool", ["solo", "greenlets"])
 def test_one_at_a_time(rig, pool):
-    """Where a task blocks Celery's event loop, each waits until a process is free."""
+    """In a pool whose tasks block Celery's event loop, one task runs after the other."""
     worker = started(rig, pool=pool)
     messages = [rig.send() for _ in range(3)]
     for _ in messages:
@@ -381,7 +406,7 @@ def test_one_at_a_time(rig, pool):
 
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_eta_leaves_place(rig, pool):
-    """Tasks that wait in the worker for their ETA leave their places to others, with solo too."""
+    """Tasks that wait in the worker for their ETA take no place of the prefetch window."""
     rig.task(returns)
     template = rig.send()
     rig.start_worker(pool=pool)
@@ -395,7 +420,7 @@ def test_eta_leaves_place(rig, pool):
 
 
 def test_lost_in_the_queue(rig):
-    """A message that was lost while it waited for a process gives its place back."""
+    """A message whose lease is lost while it waits for a process takes no place any more."""
     rig.queue(VisibilityTimeout="10")
     worker = started(rig, pool="solo")
     messages = [rig.send() for _ in range(2)]
@@ -412,7 +437,7 @@ def test_lost_in_the_queue(rig):
 
 
 def test_autoscaler_told_later(rig):
-    """Limits that the autoscaler is told later count."""
+    """If the autoscaler gets a higher limit later, the worker receives more messages."""
     worker = started(rig)
     worker.celery.controller.autoscaler = scaler = SimpleNamespace(max_concurrency=1)
     for _ in range(60):

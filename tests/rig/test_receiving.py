@@ -1,4 +1,4 @@
-"""From SQS to the pool: which messages run, which wait, and which go back to SQS."""
+"""Which received messages run, which wait, and which go back to SQS."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def due_in(rig, seconds):
 
 
 def send_raw(rig, body, queue="q"):
-    """Send a message that Celery did not write; return what SQS keeps of it."""
+    """Send a message with this body, and return the fake SQS's message."""
     url = next(url for url in rig.sqs.queues if url.endswith(f"/{queue}"))
     sent = rig.sqs.send_message(QueueUrl=url, MessageBody=body)
     return next(m for m in rig.sqs.queues[url].messages if m.id == sent["MessageId"])
 
 
 def assert_kept(rig, raw):
-    """A bad message is hidden and takes no place, and the next good one runs."""
+    """Check that a bad message is hidden and takes no place, and that a good one runs."""
     message = rig.send()
     rig.run()
     assert message.fate == "deleted"
@@ -44,7 +44,7 @@ def assert_kept(rig, raw):
 
 
 def envelope(rig, message, **changes):
-    """Return the body of a message with other headers."""
+    """Return the body of a message with some headers changed."""
     payload = json.loads(message._sent.body)
     payload["headers"] |= changes
     return json.dumps(payload)
@@ -55,7 +55,7 @@ def envelope(rig, message, **changes):
 
 @pytest.mark.parametrize("process", ["the same worker", "another worker"])
 def test_second_delivery(rig, process):
-    """A message that SQS delivers again, to a worker that still runs it, is not run twice there."""
+    """A worker that runs a message does not run it twice if SQS delivers it to the worker again."""
     rig.queue(VisibilityTimeout="10")
     rig.task(returns)
     rig.start_worker(processes=2)
@@ -78,7 +78,7 @@ def test_second_delivery(rig, process):
 
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 def test_lost_connection(rig):
-    """Messages that had not begun when the connection was lost are given back."""
+    """When Celery loses its connection, messages whose tasks have not begun are given back."""
     rig.task(returns)
     messages = [rig.send() for _ in range(4)]
     rig.pass_time(1)
@@ -100,7 +100,7 @@ def attach_dlq(rig, url):
 
 
 def test_dlq_attached_later(rig):
-    """A worker that runs sees a dead-letter queue within about a minute of its attachment."""
+    """A worker notices within about a minute that a queue has got a dead-letter queue."""
 
     def breaks(self):
         raise ValueError("no such customer")
@@ -118,7 +118,7 @@ def test_dlq_attached_later(rig):
 
 
 def test_dlq_attached_during_run(rig):
-    """A task that was received before its queue had a dead-letter queue still gets its letter."""
+    """A message becomes a dead letter even if the dead-letter queue was added during its run."""
 
     def breaks(self):
         raise ValueError("no such customer")
@@ -135,7 +135,7 @@ def test_dlq_attached_during_run(rig):
 
 
 def test_attributes_unavailable(rig):
-    """A queue whose attributes cannot be read is received from, and not asked at every poll."""
+    """A worker receives from a queue whose attributes it cannot read, and reads them seldom."""
     rig.queue()
     rig.task(returns)
     rig.fault("GetQueueAttributes", ConnectionError(), seconds=30)
@@ -152,7 +152,7 @@ def test_attributes_unavailable(rig):
 
 @pytest.mark.parametrize("body", ["hello", "{", "[]", json.dumps({"headers": [1]})], ids=repr)
 def test_not_a_task(rig, body):
-    """A message that is no task stays on the queue, hidden, and holds up no other."""
+    """A message that is no task stays on the queue, hidden, and does not hold up other messages."""
     rig.queue()
     rig.task(returns)
     raw = send_raw(rig, body)
@@ -170,7 +170,7 @@ def test_not_a_task(rig, body):
 )
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_undecodable(rig, change, pool):
-    """A body that kombu cannot decode is kept, and takes no process."""
+    """A message that kombu cannot decode stays on the queue, and takes no process."""
     rig.task(returns)
     rig.start_worker(pool=pool)
     good = json.loads(rig.send()._sent.body)
@@ -182,7 +182,7 @@ def test_undecodable(rig, change, pool):
 
 
 def test_compressed(rig):
-    """A body that its sender has compressed is decompressed by kombu."""
+    """A task whose sender has compressed the body runs."""
     rig.task(returns)
     message = rig.send(compression="gzip")
     rig.run()
@@ -191,7 +191,10 @@ def test_compressed(rig):
 
 @pytest.mark.parametrize("last", ["receive", "retention"])
 def test_unregistered_task(rig, last):
-    """A task that no worker knows becomes a dead letter at its last chance, with the reason."""
+    """A task that no worker knows becomes a dead letter with a reason, at the last moment.
+
+    That is at its last receive, or shortly before SQS would delete the message.
+    """
     receives = 3 if last == "receive" else 1000
     rig.queue(max_receive_count=receives, MessageRetentionPeriod=str(DAY))
     rig.task(returns)
@@ -205,7 +208,7 @@ def test_unregistered_task(rig, last):
 
 
 def test_unregistered_task_without_dlq(rig):
-    """Without a dead-letter queue a task that no worker knows stays on the queue."""
+    """Without a dead-letter queue, a task that no worker knows stays hidden on the queue."""
     rig.queue(dlq=False, MessageRetentionPeriod=str(DAY))
     rig.task(returns)
     message = rig.send("of.tomorrow")
@@ -224,9 +227,9 @@ def test_unregistered_task_without_dlq(rig):
     ids=repr,
 )
 def test_wrong_arguments(rig, pool, payload):
-    """A body that Celery would fail at in the pool is kept, takes no process, and stays alone.
+    """A message whose arguments Celery cannot use stays on the queue, and takes no process.
 
-    kombu sends a copy of a message that it still holds when its channel closes.
+    No copy is sent. When its channel closes, kombu would send a copy of a message that it holds.
     """
     rig.task(returns)
     rig.start_worker(pool=pool)
@@ -246,7 +249,7 @@ def test_wrong_arguments(rig, pool, payload):
     ids=repr,
 )
 def test_arguments(rig, payload):
-    """The arguments of a task reach it, in each form that Celery sends."""
+    """A task runs with each form of arguments that Celery sends."""
     rig.task(returns)
     good = json.loads(rig.send()._sent.body)
     rig.run()
@@ -257,7 +260,7 @@ def test_arguments(rig, payload):
 
 
 def test_message_in_request(rig):
-    """Celery's request knows the message of SQS and its queue, and keeps no second body."""
+    """Celery's request has the SQS message and its queue, but no second copy of the body."""
     rig.task(returns)
     message = rig.send()
     rig.begin()
@@ -268,16 +271,16 @@ def test_message_in_request(rig):
 
 
 def test_attribute_unreadable(rig):
-    """A message that cannot be taken holds up no other of its receive."""
+    """A message with a broken attribute does not hold up other messages of its receive."""
     rig.task(returns)
     broken, message = rig.send(), rig.send()
-    broken._sent.receives = 0.5  # SQS says 1.5, which is no number of receives
+    broken._sent.receives = 0.5  # the receive count becomes 1.5, which the worker cannot read
     rig.run()
     assert (message.fate, broken.fate) == ("deleted", "hidden")
 
 
 def test_celery_fails(rig):
-    """A message that Celery fails to take stays on the queue, and holds up no other."""
+    """A message on which Celery raises an error stays on the queue, and does not hold up others."""
     rig.task(returns)
     strategy = rig.worker.celery.strategies["mail"]
 
@@ -296,7 +299,7 @@ def test_celery_fails(rig):
 
 @pytest.mark.parametrize("visibility_timeout", ["30", "1800"])
 def test_eta_later(rig, visibility_timeout):
-    """A task that is not due for a minute or more waits on SQS, not in the worker."""
+    """A message that is due in a minute or later waits hidden on SQS, not in the worker."""
     rig.queue(VisibilityTimeout=visibility_timeout)
     rig.task(returns)
     message = rig.send(eta=due_in(rig, 2000))
@@ -310,7 +313,10 @@ def test_eta_later(rig, visibility_timeout):
 
 
 def test_eta_in_a_minute(rig):
-    """A long visibility timeout, as that of kombu's queues, does not keep a task in the worker."""
+    """A message that is due in a minute waits on SQS, even if the visibility timeout is longer.
+
+    Queues that kombu makes have a visibility timeout of 1800 s.
+    """
     rig.queue(VisibilityTimeout="1800")
     rig.task(returns)
     template = rig.send()
@@ -326,7 +332,7 @@ def test_eta_in_a_minute(rig):
 
 
 def test_eta_near_end_of_retention(rig):
-    """A task whose message SQS soon deletes is held until it is due."""
+    """A worker holds a message until it is due if the queue's retention period ends soon."""
     rig.queue(MessageRetentionPeriod="1200")
     rig.task(returns)
     message = rig.send(eta=due_in(rig, 1100))
@@ -340,7 +346,7 @@ def test_eta_near_end_of_retention(rig):
 
 @pytest.mark.parametrize("dlq", [True, False], ids=["dead-letter queue", "no dead-letter queue"])
 def test_eta_beyond_retention(rig, dlq):
-    """A task that SQS would delete before it is due is given up at once, with that reason."""
+    """A worker gives a message up at once if SQS would delete it before it is due."""
     rig.queue(dlq=dlq, MessageRetentionPeriod=str(DAY))
     rig.task(returns)
     message = rig.send(eta=due_in(rig, DAY + 60))
@@ -355,7 +361,7 @@ def test_eta_beyond_retention(rig, dlq):
 
 @pytest.mark.hazard("H10")
 def test_eta_beyond_12_hours(rig):
-    """A task that is due in a week is hidden for less than 12 hours at a time, and then runs."""
+    """A worker hides a message that is due in a week for less than 12 hours at a time."""
     rig.queue(MessageRetentionPeriod=str(14 * DAY))
     rig.task(returns)
     message = rig.send(eta=due_in(rig, 7 * DAY))
@@ -371,7 +377,7 @@ def test_eta_beyond_12_hours(rig):
 @pytest.mark.parametrize("seconds", [-HOUR, -0.5, 0, 10])
 @pytest.mark.parametrize("visibility_timeout", ["1", "2", "30"])
 def test_eta_soon(rig, seconds, visibility_timeout):
-    """A task that is due now or in a few seconds runs then, in the receive that brought it."""
+    """A message that is due in a few seconds waits in the worker and runs without a new receive."""
     rig.queue(VisibilityTimeout=visibility_timeout)
     rig.task(returns)
     template = rig.send()
@@ -384,7 +390,7 @@ def test_eta_soon(rig, seconds, visibility_timeout):
 
 
 def test_eta_unreadable(rig):
-    """An ETA that cannot be read holds up neither the worker nor other tasks."""
+    """A message with an ETA that is no time does not stop the worker or other tasks."""
     rig.task(returns)
     template = rig.send()
     rig.run()
@@ -399,7 +405,7 @@ def test_eta_unreadable(rig):
 
 @pytest.mark.parametrize("seconds", [HOUR, 2 * DAY], ids=["not due", "never due"])
 def test_expired(rig, seconds):
-    """An expired task is deleted as REVOKED, although it is not due, or never will be."""
+    """A worker deletes an expired message as REVOKED, even if its ETA is later."""
     rig.queue(MessageRetentionPeriod=str(DAY))
     rig.task(returns)
     message = rig.send(eta=due_in(rig, seconds), expires=due_in(rig, 1000))
@@ -410,10 +416,10 @@ def test_expired(rig, seconds):
 
 
 def test_over_budget_behind_rate_limit(rig):
-    """A task whose budget ends while Celery's rate limit holds it back is given up, and not run."""
+    """A worker gives a task up if its ``retry_for`` ends while it waits for Celery's rate limit."""
     rig.task(returns, backoff=Schedule([5]), retry_for=600, crash_budget=1, rate_limit="6/h")
     first, second = rig.send(), rig.send()
-    second._sent.receives = 3  # lost before, by other workers
+    second._sent.receives = 3  # as if other workers had received and lost it
     rig.run()
     rig.pass_time(900)
     assert (first.fate, second.fate) == ("deleted", "dead letter")
@@ -422,7 +428,7 @@ def test_over_budget_behind_rate_limit(rig):
 
 
 def test_revoked_before_eta(rig):
-    """A task that was revoked before it is due is deleted when it is received."""
+    """A worker deletes a revoked message at its receive, even if it is not due."""
     rig.task(returns)
     message = rig.send(eta=due_in(rig, HOUR))
     rig.worker.revoke(message.task_id)
@@ -431,7 +437,10 @@ def test_revoked_before_eta(rig):
 
 
 def test_eta_at_last_receive(rig):
-    """A task at its last receive waits in the worker, for SQS would move it at the next one."""
+    """At its last receive, a message waits in the worker until it is due.
+
+    At one more receive, SQS would move it to the dead-letter queue.
+    """
     rig.queue(max_receive_count=1)
     rig.task(returns)
     message = rig.send(eta=due_in(rig, 1500))
@@ -446,7 +455,10 @@ def test_eta_at_last_receive(rig):
 
 
 def test_pool_refuses(rig, monkeypatch):
-    """A task that does not fit through the pool's pipe is kept, and leaves its process free."""
+    """If the pool refuses a task, its message comes back later, and the next task runs.
+
+    A pool refuses a task that it cannot pickle, for example.
+    """
     rig.task(returns)
     worker = rig.start_worker()
     apply = worker.celery.pool.on_apply
@@ -465,7 +477,10 @@ def test_pool_refuses(rig, monkeypatch):
 
 
 def test_plain_task_out_of_memory(rig):
-    """Celery does not settle a plain task whose run ends by MemoryError; its message comes back."""
+    """The message of a task without our base class comes back after a MemoryError.
+
+    Celery does not settle such a message.
+    """
     rig.task(returns)
     rig.task(returns, name="plain", base=Task, acks_late=True)
     message = rig.send("plain")

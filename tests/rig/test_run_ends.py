@@ -1,4 +1,4 @@
-"""Each way in which a run can end settles its message once, and is told once."""
+"""However a run ends, the worker settles its message once and reports the end once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEAD, GONE, HIDDEN = "dead letter", "deleted", "hidden"
 
 
 class Timeout(BaseException):
-    """As gevent.Timeout: no ``Exception``."""
+    """Like ``gevent.Timeout``, this is no ``Exception``."""
 
 
 class Publishes(SQSBackoffTask):
@@ -46,11 +46,11 @@ def retries(self):
 
 
 def fail(exc):
-    """Let the pool report an exception that the task's process has not judged."""
+    """Return an end of a run: the pool reports an exception that the process has not reported."""
     return lambda run: run.fail(exc)
 
 
-# A fate, a result, and Celery's last events.
+# What happens to the message, its result, and Celery's last events.
 DONE = "deleted", "SUCCESS", ["task-succeeded"]
 RETRIED = "hidden", "RETRY", ["task-retried"]
 REQUEUED = "hidden", "PENDING", ["task-rejected"]
@@ -59,7 +59,7 @@ IGNORED = "deleted", "PENDING", []
 REVOKED = "deleted", "REVOKED", ["task-revoked"]
 FAILED = "dead letter", "FAILURE", ["task-failed"]
 DELETED = "deleted", "FAILURE", ["task-failed"]
-# Celery before 5.7 stores no result of a message that is rejected.
+# Before 5.7, Celery stores no result for a rejected message.
 REJECTED = (
     ("dead letter", "FAILURE", ["task-failed", "task-rejected"])
     if celery.VERSION >= (5, 7)
@@ -69,7 +69,10 @@ NOT_REQUEUED = "dead letter", "PENDING", ["task-rejected"]
 
 
 def case(name, body, expected, *story, end=Run.finish, **options):
-    """How a run ends, and what becomes of it: in both pools, if its task decides."""
+    """Return parameters of ``test_end``: how a run ends, and what is expected.
+
+    They are for both pools, unless only a prefork pool can report this end.
+    """
     pools = ["prefork"] if body is ANY and end is not Run.exceed_time_limit else POOLS
     body, expected = returns if body is ANY else body, (*expected, [*story])
     return [
@@ -77,7 +80,7 @@ def case(name, body, expected, *story, end=Run.finish, **options):
     ]
 
 
-#: The body of a task whose process does not end as it should.
+#: For ends that the pool reports: the task's body does not matter.
 ANY = object()
 POOLS = ["prefork", "threads"]
 BAD, DOWN, RETRY = ValueError("bad"), Retryable("down"), Retry("later")
@@ -87,17 +90,17 @@ RULE = {"classify": lambda exc: Verdict(Outcome.NOT_PROCESSED)}
 
 
 def up(reason):
-    """The story of a run that may have done anything, and whose message is given up."""
+    """Return the story of a run that may have done its work, and whose message is given up."""
     return "ran: unknown", f"given up: {reason}, unknown"
 
 
 def again(reason, delay=7):
-    """The story of a run that may have done anything, and whose message comes back."""
+    """Return the story of a run that may have done its work, and whose message comes back."""
     return "ran: unknown", f"retried in {delay} s: {reason}, unknown"
 
 
 def later(reason, delay=7):
-    """The story of a run that has not done its work, and whose message comes back."""
+    """Return the story of a run that has not done its work, and whose message comes back."""
     return "ran: retryable", f"retried in {delay} s: {reason}, retryable"
 
 
@@ -118,7 +121,7 @@ ENDS = [
     case("Reject", raises(REJECT), REJECTED, *up("rejected by the task")),
     case("requeue", raises(REQUEUE), REQUEUED, "ran: unknown", later("requeued")[1]),
     case("no requeue left", raises(REQUEUE), NOT_REQUEUED, *NO_RETRY, **NEVER),
-    # Nobody knows how far it got.
+    # The run is aborted. It may have done its work.
     case("CancelledError", raises(asyncio.CancelledError()), RETRIED, *again("aborted")),
     case("GeneratorExit", raises(GeneratorExit()), RETRIED, *again("aborted")),
     case("BaseException", raises(Timeout()), RETRIED, *again("aborted")),
@@ -142,7 +145,7 @@ ENDS = [
 @pytest.mark.hazard("H1", "H4", "H8")
 @pytest.mark.parametrize(("pool", "body", "end", "options", "expected"), [*chain(*ENDS)])
 def test_end(rig, pool, body, end, options, expected):
-    """The end of a run decides about its message, which is settled, stored and told once."""
+    """The worker settles the message as the end of its run says, and reports it once."""
     rig.task(body, **{"backoff": Schedule([7]), "crash_budget": 3, **options})
     rig.start_worker(pool=pool)
     message = rig.send()
@@ -155,7 +158,7 @@ def test_end(rig, pool, body, end, options, expected):
 
 
 def test_dead_letter_record(rig):
-    """A dead letter says which task failed where, how often, when, and why."""
+    """A dead letter says which task failed, where, how often, when, and why."""
     rig.task(raises(DOWN), backoff=Schedule([7]), max_retries=1)
     rig.start_worker("mailer@here")
     sent_at = rig.timeline.now
@@ -175,7 +178,7 @@ def test_dead_letter_record(rig):
 
 
 def test_queue_without_dlq(rig):
-    """A message that is given up on a queue without a dead-letter queue is deleted."""
+    """A worker deletes a message that it gives up if the queue has no dead-letter queue."""
     rig.queue(dlq=False)
     rig.task(raises(BAD))
     message = rig.send()
@@ -185,7 +188,7 @@ def test_queue_without_dlq(rig):
 
 
 def test_unread_queue(rig):
-    """A message that is given up before its queue could be read becomes a dead letter later."""
+    """A worker that cannot read the queue yet hides a given-up message, and sends it later."""
     rig.task(raises(BAD))
     rig.fault("GetQueueAttributes", ConnectionError(), seconds=90)
     message = rig.send()
@@ -205,9 +208,10 @@ def test_unread_queue(rig):
     ids=["masked", "type only", "slow masking"],
 )
 def test_unjudged_error(rig, options, message, has_traceback):
-    """The main process masks an error that the task's process did not describe, or leaves it out.
+    """The main process masks secrets in the text of an error that only the pool reports.
 
-    The user's ``redact`` may be slow, and the worker's main process must not wait for it.
+    It omits the text if ``record_detail`` says so. If the user has a ``redact`` function, it also
+    omits the text, because the main process must not wait for that function.
     """
     rig.task(returns, **options)
     sent = rig.send()
@@ -219,7 +223,7 @@ def test_unjudged_error(rig, options, message, has_traceback):
 
 
 def test_crash_delay(rig):
-    """A lost message comes back only when the old process is gone."""
+    """After a hard time limit a message stays hidden for 2 s, until the old process is gone."""
     rig.task(returns, backoff=Schedule([0]))
     message = rig.send()
     rig.run(Run.exceed_time_limit)
@@ -227,7 +231,7 @@ def test_crash_delay(rig):
 
 
 def test_soft_time_limit(rig):
-    """A soft time limit settles nothing: the task goes on."""
+    """A soft time limit does not settle the message, because the task goes on."""
     rig.task(returns)
     message = rig.send()
     run = rig.begin().exceed_time_limit(is_soft=True)
@@ -239,7 +243,10 @@ def test_soft_time_limit(rig):
 
 @pytest.mark.parametrize("crash_budget", [1, 2])
 def test_hooks_of_hard_time_limit(rig, crash_budget):
-    """A hard time limit that is final calls the hooks of a failure once, as in Celery 5.7."""
+    """If a hard time limit gives a message up, the worker calls the failure hooks once.
+
+    Celery 5.7 does the same.
+    """
     told = []
     rig.task(
         returns,
@@ -255,7 +262,7 @@ def test_hooks_of_hard_time_limit(rig, crash_budget):
 
 
 def test_error_in_event(rig):
-    """Celery's events show the error of the task, also of a retry, and its traceback."""
+    """Celery's events of a retry and of a failure show the task's error and its traceback."""
     rig.task(raises(DOWN), backoff=Schedule([7]), max_retries=1)
     rig.send()
     rig.run()
@@ -267,7 +274,7 @@ def test_error_in_event(rig):
 
 
 def test_budget_left(rig):
-    """A retry tells how many seconds are left of ``retry_for``."""
+    """The event of a retry says how many seconds of ``retry_for`` are left."""
     rig.task(raises(DOWN), backoff=Schedule([7]), retry_for=100)
     rig.send()
     for _ in range(3):
@@ -278,7 +285,7 @@ def test_budget_left(rig):
 
 @pytest.mark.parametrize("end", [Run.finish, Run.lose], ids=["requeued", "lost"])
 def test_fifo_cap(end):
-    """On a FIFO queue a delay is at most ``fifo_cap``: a hidden message holds up its group."""
+    """On a FIFO queue a delay is at most ``fifo_cap``, as a hidden message holds up its group."""
     with Rig(task_default_queue="q.fifo") as rig:
         rig.queue("q.fifo", FifoQueue="true", ContentBasedDeduplication="true")
         rig.task(raises(REQUEUE), backoff=Schedule([1_000]), fifo_cap=60)
@@ -289,7 +296,7 @@ def test_fifo_cap(end):
 
 @pytest.mark.parametrize("exc", [SystemExit(3), KeyboardInterrupt()], ids=repr)
 def test_hooks_of_lost_process(rig, exc, caplog):
-    """A process that ends itself is stored and told as a retry for a lost worker."""
+    """If a process ends itself, result, hook and signal show a retry after a WorkerLostError."""
     hooks, sent = [], []
 
     def on_retry(self, *args):
@@ -321,21 +328,21 @@ def connected(signal, receiver):
 
 
 def test_unjudged_error_not_stored(rig):
-    """A task that does not want its errors stored gets no RETRY either."""
+    """A task with ``ignore_result`` does not get the result RETRY when its process is lost."""
     rig.task(returns, ignore_result=True)
     message = rig.send()
     rig.run(Run.lose)
     assert (message.fate, message.result) == (HIDDEN, "PENDING")
 
 
-# The worker's own doing
+# Runs that the worker ends
 
 
 @pytest.mark.skipif(celery.VERSION < (5, 6), reason="Celery 5.5 cancels in another way")
 @pytest.mark.hazard("H8")
 @pytest.mark.parametrize("pool", ["prefork", "threads", "greenlets"])
 def test_cold_shutdown(rig, pool):
-    """A cold shutdown gives back what runs, and that is no crash; threads cannot be ended."""
+    """A cold shutdown gives running messages back, and does not count this as a crash."""
     rig.task(returns, crash_budget=1)
     rig.start_worker(pool=pool)
     message = rig.send()
@@ -347,9 +354,9 @@ def test_cold_shutdown(rig, pool):
 
 @pytest.mark.parametrize("end", [Run.lose, Run.exceed_time_limit])
 def test_end_while_worker_stops(rig, end):
-    """A process that is lost while the worker stops is no crash, but a time limit is one.
+    """A process that is lost while the worker stops does not count as a crash.
 
-    Supervisors signal the whole process group, pool processes included.
+    A supervisor may send its signal to the pool's processes too. A hard time limit still counts.
     """
     rig.task(returns, crash_budget=1)
     message = rig.send()
@@ -363,9 +370,9 @@ def test_end_while_worker_stops(rig, end):
 
 
 def test_cancelled_by_reconnect(rig, caplog):
-    """Celery may cancel what runs when it loses its connection; the message comes back at once.
+    """If Celery cancels tasks because it lost its connection, their messages come back at once.
 
-    The result backend may be away, too. Celery 5.5 and 5.6 contain nothing then.
+    This also holds while the result backend is away. Celery 5.5 and 5.6 do not catch its error.
     """
     rig.app.conf.worker_cancel_long_running_tasks_on_connection_loss = True
     rig.task(returns)
@@ -385,7 +392,7 @@ def test_cancelled_by_reconnect(rig, caplog):
 @pytest.mark.parametrize("how", ["revoked", "expired"])
 @pytest.mark.parametrize("is_waiting", [True, False], ids=["waiting", "arriving"])
 def test_dropped_before_it_runs(rig, how, is_waiting):
-    """A message that is revoked, or expires, before it runs is deleted, and told as discarded."""
+    """A worker deletes a message that is revoked or expires before it runs, as discarded."""
     ran = []
     rig.task(lambda self: ran.append(1))
     other = rig.send()
@@ -406,13 +413,13 @@ def test_dropped_before_it_runs(rig, how, is_waiting):
     assert other.fate == GONE
 
 
-# What fails meanwhile
+# Failures while the worker settles a message
 
 
 @pytest.mark.hazard("H5")
 @pytest.mark.parametrize("end", [Run.lose, Run.exceed_time_limit])
 def test_result_backend_away(rig, end, caplog):
-    """A result backend that is away keeps no message from being settled."""
+    """A worker settles a message even if the result backend is away."""
     rig.task(returns, backoff=Schedule([7]))
     rig.fail_results()
     message = rig.send()
@@ -423,7 +430,7 @@ def test_result_backend_away(rig, end, caplog):
 
 
 class BrokenPolicy(Policy):
-    """A user's policy that was not written for so many attempts."""
+    """A user's delay policy that raises an error, as one may do after many attempts."""
 
     def ceiling(self, attempt):
         raise IndexError(attempt)
@@ -440,7 +447,7 @@ class BrokenPolicy(Policy):
     ids=["success", "failure", "requeue", "lost"],
 )
 def test_broken_policy(rig, body, end, fate, caplog):
-    """A delay policy that raises leaves no message unsettled, and is logged."""
+    """A worker settles a message even if its delay policy raises an error, and logs the error."""
     rig.task(body, backoff=BrokenPolicy())
     message = rig.send()
     rig.run(end)
@@ -451,7 +458,10 @@ def test_broken_policy(rig, body, end, fate, caplog):
 
 @pytest.mark.parametrize(("end", "fate"), [(Run.finish, GONE), (Run.lose, HIDDEN)])
 def test_settling_fails(rig, end, fate, caplog):
-    """A message is settled whatever fails on the way: it would be held for 12 hours otherwise."""
+    """A worker settles a message even if its own code raises an error.
+
+    Otherwise it would hold the message for 12 hours.
+    """
     rig.task(returns, provider=Provider("mail"))
     message = rig.send()
     run = rig.begin()
@@ -466,7 +476,7 @@ def test_settling_fails(rig, end, fate, caplog):
 
 
 def test_hostile_id(rig, caplog):
-    """No line of the log shows an ID as its sender wrote it."""
+    """A task ID cannot forge or flood lines of the log, because the worker escapes and cuts it."""
     caplog.set_level("INFO")
     rig.task(returns)
     rig.send().forge(id="id\n[ERROR] forged line " + "x" * 10_000)
@@ -482,7 +492,7 @@ def test_hostile_id(rig, caplog):
 @pytest.mark.hazard("H2")
 @pytest.mark.parametrize("sent_with", [None, 0, 3])
 def test_run_count(rig, sent_with):
-    """``retries`` and ``redelivered`` say what SQS knows, for the headers never change."""
+    """``retries`` and ``redelivered`` show earlier runs, although the headers never change."""
     seen, first = [], sent_with or 0
 
     def body(self):
@@ -497,14 +507,14 @@ def test_run_count(rig, sent_with):
 
 
 def test_body_travels_once(rig):
-    """The pool's pipe carries a task's arguments once, and not the message's body beside them."""
+    """The worker sends a process the task's arguments only once, without the message's body."""
     rig.task(returns)
     rig.send()
     assert b'"body"' not in rig.begin().sent
 
 
 def test_exhausted_before_run(rig):
-    """A message whose budget was used up while it waited becomes a dead letter, and is not run."""
+    """A message whose ``retry_for`` ends while it is hidden becomes a dead letter without a run."""
     told = []
     rig.task(returns, retry_for=60, backoff=Schedule([7]), on_failure=lambda *_: told.append(1))
     message = rig.send()
@@ -517,7 +527,7 @@ def test_exhausted_before_run(rig):
 
 
 def test_revoked_and_exhausted(rig):
-    """A message whose budget is used up, and that is revoked or has expired, is dropped."""
+    """A revoked or expired message is deleted, even if its ``retry_for`` has also ended."""
     rig.task(returns, retry_for=60, backoff=Schedule([7]))
     revoked, expired = rig.send(), rig.send(expires=50)
     rig.run(Run.lose), rig.run(Run.lose)
@@ -530,7 +540,7 @@ def test_revoked_and_exhausted(rig):
 
 @pytest.mark.story("Q3")
 def test_receives_without_run(rig):
-    """A message that was received often and never run is run, whatever ``max_retries`` says."""
+    """A message that was received often but never began still runs, even with ``max_retries=0``."""
     rig.queue(max_receive_count=5)
     rig.task(returns, name="other")
     rig.task(returns, max_retries=0)
@@ -555,7 +565,10 @@ def test_receives_without_run(rig):
     ids=["retry", "give up", "success"],
 )
 def test_lost_while_it_runs(body, outcome):
-    """Of a message that another worker has received meanwhile, only the run is told."""
+    """A worker does not settle a message that another worker has received during the run.
+
+    Observers only get the end of the run.
+    """
     with Rig(task_default_queue="q.fifo") as rig:
         rig.queue("q.fifo", FifoQueue="true", ContentBasedDeduplication="true")
         rig.task(body, backoff=Schedule([7]))
@@ -574,9 +587,10 @@ def test_lost_while_it_runs(body, outcome):
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_lost_before_it_runs(rig, pool):
-    """A task whose message was hidden for too short a time, and that waits, is not begun.
+    """A waiting task does not begin if the worker was suspended until its lease had ended.
 
-    The worker was stopped meanwhile: another may run it. It runs when it is received again.
+    Another worker may have the message. The task runs when the worker receives it again. The main
+    process cannot keep a pool process from beginning.
     """
     ran = []
     rig.task(lambda self: ran.append(1))
@@ -598,7 +612,7 @@ def test_lost_before_it_runs(rig, pool):
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_lost_before_the_pool_has_it(rig, pool):
-    """A task that waits for a process while its message is lost is not given to the pool."""
+    """A task that waits for a process does not go to the pool if its lease is lost meanwhile."""
     ran = []
     rig.task(lambda self: ran.append(self.request.id))
     rig.start_worker(pool=pool)
@@ -615,7 +629,10 @@ def test_lost_before_the_pool_has_it(rig, pool):
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_celery_fails_to_begin(rig, pool, monkeypatch):
-    """A task that Celery fails to begin comes back; in a process it runs all the same."""
+    """If Celery raises an error as a task begins, a threads pool drops the task, and it comes back.
+
+    A process runs the task in any case.
+    """
 
     def fails(request, *args):
         raise NotImplementedError

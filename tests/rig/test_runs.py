@@ -1,4 +1,4 @@
-"""What a task sees of its run, and what its own code around the run may do."""
+"""What a task sees of its request, and what hooks and ``__call__`` of a task may do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery_sqs_backoff.task.handover import DELIVERY_KEY
 
 from .bodies import raises, returns
 
-# Celery warns of each failure outside of a task's body: of those that are made here, too.
+# Celery warns of each failure outside of a task's body. These tests make such failures.
 pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
 
 DOWN = Retryable("down")
@@ -25,7 +25,7 @@ class Away(Exception):
 
 
 def test_request_is_celerys(rig):
-    """``self.request`` is as Celery's own: what the worker adds for itself is not in it."""
+    """``self.request`` does not show what the worker has added to the request for its own use."""
     seen = {}
 
     def body(self):
@@ -40,7 +40,7 @@ def test_request_is_celerys(rig):
 
 
 def test_forged_delivery(rig):
-    """A header that looks like what the worker adds for itself is ignored."""
+    """The worker ignores a header of the message that has the name of its own addition."""
     rig.task(raises(DOWN), backoff=Schedule([7]))
     message = rig.send()
     message.forge(**{DELIVERY_KEY: {"message_id": "m", "queue_url": "u"}})
@@ -49,7 +49,7 @@ def test_forged_delivery(rig):
 
 
 def test_called_as_function(rig):
-    """A task that is called as a function does not speak for the run of a message."""
+    """A task that another task calls as a function does not decide about the message."""
 
     class Calls(SQSBackoffTask):
         abstract = True
@@ -80,15 +80,15 @@ def test_called_as_function(rig):
         ({"track_started": False}, {}, "PENDING"),
         pytest.param(
             *({}, {"ignore_result": True}, "PENDING"),
-            marks=pytest.mark.skipif(celery.VERSION < (5, 7), reason="Celery 5.7 heeds the call"),
+            marks=pytest.mark.skipif(celery.VERSION < (5, 7), reason="new in Celery 5.7"),
         ),
-        # A message from another language, or an old Celery, may leave it to the task.
+        # A message from another language or an old Celery may not have this header.
         ({"ignore_result": True}, {"ignore_result": None}, "PENDING"),
     ],
     ids=["tracked", "not tracked", "message ignores results", "task ignores results"],
 )
 def test_started(rig, option, header, seen):
-    """A task that tracks its start is shown as STARTED while it runs."""
+    """A task with ``track_started`` has the state STARTED while it runs, if it stores results."""
     states = []
 
     def body(self):
@@ -102,7 +102,7 @@ def test_started(rig, option, header, seen):
 
 @pytest.mark.parametrize("tracks", [True, False])
 def test_started_is_inherited(rig, tracks):
-    """A task that is derived from one that tracks its start may do otherwise."""
+    """A task inherits ``track_started`` from its base class, and may turn it off."""
     states = []
 
     def body(self):
@@ -116,7 +116,7 @@ def test_started_is_inherited(rig, tracks):
 
 
 def test_start_not_stored(rig, caplog):
-    """A result backend that is away keeps no task from running."""
+    """A task with ``track_started`` runs even if the result backend is away."""
     ran = []
     rig.task(lambda self: ran.append(1), track_started=True)
     message = rig.send()
@@ -127,7 +127,7 @@ def test_start_not_stored(rig, caplog):
 
 
 def test_soft_limit_while_storing_start(rig):
-    """A soft time limit that a hanging result backend meets is not lost: the task does not run."""
+    """If a soft time limit comes while STARTED is stored, the task does not run and is retried."""
     ran = []
     rig.task(lambda self: ran.append(1), track_started=True, backoff=Schedule([7]))
     message = rig.send()
@@ -138,9 +138,9 @@ def test_soft_limit_while_storing_start(rig):
 
 @pytest.mark.parametrize("can_ask", [True, False], ids=["stored", "backend away"])
 def test_deduplicated(rig, monkeypatch, can_ask):
-    """Where Celery deduplicates, a task that has succeeded is not run, or stored, again.
+    """With ``worker_deduplicate_successful_tasks``, a task that has succeeded does not run again.
 
-    If the result backend cannot say so, the message comes back.
+    If the result backend is away, nobody knows whether it has succeeded, so the message comes back.
     """
     ran = []
     rig.app.conf.worker_deduplicate_successful_tasks = True
@@ -162,7 +162,7 @@ def test_deduplicated(rig, monkeypatch, can_ask):
     ("exc", "end"), [(Away(), "not begun, retryable"), (GeneratorExit(), "aborted, unknown")]
 )
 def test_celery_fails_to_begin(rig, monkeypatch, exc, end, caplog):
-    """A task that Celery could not begin in its process comes back, whatever was stored of that."""
+    """A message comes back if Celery fails before it begins the task, and the backend is away."""
     ran = []
     rig.task(lambda self: ran.append(1), backoff=Schedule([7]))
     monkeypatch.setattr(type(rig.app.loader), "on_task_init", raises(exc))
@@ -174,11 +174,14 @@ def test_celery_fails_to_begin(rig, monkeypatch, exc, end, caplog):
     assert ("sqs_backoff.after_run_failed" in caplog.text) is isinstance(exc, Exception)
 
 
-# Code of the task's own around its run
+# Hooks and ``__call__`` of a task
 
 
 class InTransaction(SQSBackoffTask):
-    """A base class as Django projects have them: ``run`` in a transaction; commits may fail."""
+    """A base class that runs the task in a database transaction, as Django projects do.
+
+    The beginning and the commit of the transaction may fail.
+    """
 
     abstract = True
     begins = commits = staticmethod(lambda: None)
@@ -193,7 +196,7 @@ class InTransaction(SQSBackoffTask):
 @pytest.mark.parametrize("where", ["before_start", "begins", "run", "commits"])
 @pytest.mark.parametrize(("retry_on", "fate"), [((), "dead letter"), ((Away,), "hidden")])
 def test_failure_around_run(rig, where, retry_on, fate):
-    """A failure in ``before_start``, or in a ``__call__``, is judged as one of the run."""
+    """A failure in ``before_start`` or ``__call__`` counts as a failure of the run."""
 
     def fail(*args):
         raise Away("the database is away")
@@ -207,7 +210,7 @@ def test_failure_around_run(rig, where, retry_on, fate):
 
 
 def test_call_of_its_own(rig):
-    """A task with a ``__call__`` of its own runs once, and may retry."""
+    """A task with its own ``__call__`` runs once, and may call ``self.retry``."""
     runs = []
 
     def body(self):
@@ -223,7 +226,7 @@ def test_call_of_its_own(rig):
 
 
 def test_call_that_translates(rig):
-    """A ``__call__`` sees what the run raises, and may say it in other words."""
+    """A ``__call__`` may catch the error of the run and raise another one."""
 
     class Translates(SQSBackoffTask):
         abstract = True
@@ -242,7 +245,7 @@ def test_call_that_translates(rig):
 
 @pytest.mark.parametrize("by", ["run", "__call__"])
 def test_call_that_runs_twice(rig, by):
-    """A ``__call__`` may run the task again, after a database connection was closed for example."""
+    """A ``__call__`` may run the task again, for example after a lost database connection."""
     ids = []
 
     class Again(SQSBackoffTask):
@@ -268,7 +271,7 @@ def test_call_that_runs_twice(rig, by):
 
 
 def test_plain_call_raises(rig):
-    """A task that is called as a function raises the error itself."""
+    """A task that is called as a function raises its own error, and not one of ours."""
     task = rig.task(raises(Away()), base=InTransaction, retry_on=(Away,))
     rig.send()
     rig.run()
@@ -279,7 +282,7 @@ def test_plain_call_raises(rig):
 
 @pytest.mark.parametrize("kind", [staticmethod, classmethod, lambda hook: hook])
 def test_kinds_of_hooks(rig, kind):
-    """A hook may be a method, static, or of the class."""
+    """A hook may be a method, a static method or a class method."""
     called, is_static = [], kind is staticmethod
     hooks = {
         name: kind(lambda *args, name=name: called.append((name, len(args) + is_static)))
@@ -296,7 +299,7 @@ def test_kinds_of_hooks(rig, kind):
 
 @pytest.mark.parametrize("exc", [None, Away("x")], ids=["without exc", "with exc"])
 def test_retry_in_inner_task(rig, exc):
-    """A retry that a task called as a function asks for is that of the message."""
+    """If a task that was called as a function calls ``self.retry``, the message is retried."""
 
     def inner(self):
         try:
@@ -318,7 +321,7 @@ def test_retry_in_inner_task(rig, exc):
     ids=["no time", "seconds", "a time"],
 )
 def test_retry_raised(rig, when, delay):
-    """A ``Retry`` that is raised by hand keeps the message, until the time that it names."""
+    """A task that raises Celery's ``Retry`` is retried with the same message, at its time."""
 
     def body(self):
         at = datetime.now(timezone.utc) + when if isinstance(when, timedelta) else when
@@ -331,7 +334,7 @@ def test_retry_raised(rig, when, delay):
 
 
 def test_last_retry_raised(rig):
-    """A ``Retry`` that is raised by hand has the budgets of any other."""
+    """``max_retries`` also limits a task that raises Celery's ``Retry``."""
     rig.task(raises(Retry("later")), max_retries=0)
     message = rig.send()
     rig.run()
@@ -339,7 +342,7 @@ def test_last_retry_raised(rig):
 
 
 def test_tracer_can_be_deleted(rig):
-    """A task's tracer can be taken away, as Celery's own tests do."""
+    """A program can delete a task's ``__trace__``, as Celery's own tests do."""
     task = rig.task(returns)
     rig.send()
     rig.run()

@@ -1,4 +1,4 @@
-"""Doubt and workflows, as far as the end of a run decides about them."""
+"""What the end of a run means for work that may be done, and for the steps of a workflow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_sqs_backoff.store.settings import records_of
 from . import Rig, Run
 from .bodies import raises, returns
 
-# Celery warns of each failure outside of a task's body: of those that are made here, too.
+# Celery warns of each failure outside of a task's body. These tests make such failures.
 pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
 
 DOWN, LOST_ANSWER = Retryable("down"), TimeoutError("the answer was lost")
@@ -42,7 +42,7 @@ def store(rig):
     return store
 
 
-# Doubt: a later run that finds the provider down must not undo what an earlier one may have done
+# A run in doubt may have done its work. A later run that fails must not undo that work
 
 
 def requeues_in_handler(self):
@@ -73,7 +73,7 @@ def finish(run, rig):
 )
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_doubt(rig, store, body, end, is_in_doubt, pool):
-    """After a run that may have done its work, a refused one undoes nothing."""
+    """``on_not_processed`` is not called if an earlier run may have done the task's work."""
     runs, undone = [], []
 
     def runs_twice(self):
@@ -97,7 +97,7 @@ def test_doubt(rig, store, body, end, is_in_doubt, pool):
 
 @pytest.mark.parametrize("cause", [LOST_ANSWER, DOWN], ids=["in doubt", "down"])
 def test_outcome_of_last_requeue(rig, store, cause):
-    """A message that is requeued for the last time says whether it may have been done."""
+    """If no retry is left for a requeued message, its dead letter has the outcome UNKNOWN."""
     rig.task(raises(Reject(cause, requeue=True)), max_retries=0)
     message = rig.send()
     rig.run()
@@ -105,7 +105,10 @@ def test_outcome_of_last_requeue(rig, store, cause):
 
 
 def test_soft_limit_before_run(rig, store):
-    """A soft time limit before the run leaves nothing in doubt."""
+    """After a soft time limit before the run, the task cannot have done its work.
+
+    So ``on_not_processed`` is called when the next run fails.
+    """
     undone = []
     rig.task(
         raises(DOWN),
@@ -126,7 +129,10 @@ def test_soft_limit_before_run(rig, store):
 
 @pytest.fixture
 def order(rig, store):
-    """Send a task whose first run did a step of a workflow, and whose message has come back."""
+    """Return a function that sends a task of a workflow, and runs it once.
+
+    The first run does a step and is then retried.
+    """
 
     def send(*, then=returns, **options):
         sent = {name: options.pop(name, None) for name in ("expires", "chain")}
@@ -179,9 +185,10 @@ def report_error(rig, message):
     "end", [revoke, expire, terminate, lose_process, report_error], ids=lambda end: end.__name__
 )
 def test_workflow_is_taken_back(rig, store, order, end, is_away):
-    """A message that is dropped or given up has its steps undone, also while the store is away.
+    """When a message is deleted or given up, the steps of its workflow are undone.
 
-    Giving up only sends the task that takes the workflow back; that task needs the store.
+    This holds even if the store is away at that time. The worker only sends the task ``take_back``,
+    which uses the store later.
     """
     message = order(expires=20 if end is expire else None, crash_budget=1)
     store.is_away = is_away
@@ -198,7 +205,10 @@ def test_workflow_is_taken_back(rig, store, order, end, is_away):
 
 @pytest.mark.parametrize("is_replaced", [False, True], ids=["ignored", "replaced"])
 def test_undo_that_ends_by_ignore(rig, store, is_replaced):
-    """An undoing task that ends by Ignore has ended well, unless another one goes on for it."""
+    """If an undoing task raises Ignore, the next step is undone.
+
+    If the task replaces itself, the next step is undone after the replacement has ended.
+    """
 
     def body(self):
         with self.workflow("order:7") as order:
@@ -224,7 +234,7 @@ def test_undo_that_ends_by_ignore(rig, store, is_replaced):
 
 
 def test_taking_back_on_fifo():
-    """On a FIFO queue a workflow that waits for its lock holds up the undoing of no other."""
+    """On a FIFO queue, a workflow whose lock is taken does not hold up the undoing of another."""
     refunded = []
 
     def body(self, number):
@@ -253,7 +263,7 @@ def test_taking_back_on_fifo():
     ids=["ends well", "given up"],
 )
 def test_chain_after_workflow(rig, order, then, published):
-    """The rest of a chain is sent once the workflow has ended well, and never if it is given up."""
+    """The next task of a chain is sent if the workflow ends well, and not if it is given up."""
     order(then=then, chain=[rig.app.signature("next", options={"task_id": "2"})])
     rig.run()
     rig.pass_time(1)
@@ -266,7 +276,7 @@ def test_chain_after_workflow(rig, order, then, published):
     ids=["rejected", "chord not told"],
 )
 def test_settled_without_store(rig, store, body, reason):
-    """A message whose run has said how it ended is not repeated because the store is away."""
+    """A worker gives a message up as its run has said, even if the store is away by then."""
     rig.task(body)
     message = rig.send(chord=rig.app.signature("sum"))
     run = rig.begin()
@@ -278,7 +288,7 @@ def test_settled_without_store(rig, store, body, reason):
 
 
 def test_undo_that_cannot_be_sent(rig, order):
-    """A rejected message comes back for the undoing task that could not be sent."""
+    """If ``take_back`` cannot be sent, a rejected message comes back, so the worker tries again."""
     message = order(then=raises(Reject("no")))
     run = rig.begin()
     rig.fault("SendMessage", "AccessDenied", times=5)
@@ -288,7 +298,7 @@ def test_undo_that_cannot_be_sent(rig, order):
 
 
 def test_soft_limit_while_judging(rig, order, monkeypatch):
-    """A failed run takes its workflow back although a soft time limit comes while it is judged."""
+    """A workflow is undone even if a soft time limit comes while the failure is classified."""
     limits = [SoftTimeLimitExceeded(1)]
 
     def classify(exc):
@@ -301,7 +311,7 @@ def test_soft_limit_while_judging(rig, order, monkeypatch):
 
 
 def test_next_run_in_workflow(rig, store):
-    """A run that lost its workflow to the next run of its message has no step undone."""
+    """If a run loses its workflow to the next run of the same message, no step is undone."""
     runs = []
 
     def body(self):
@@ -329,7 +339,10 @@ def test_next_run_in_workflow(rig, store):
 
 @pytest.mark.parametrize("kind", ["chord", "alone"])
 def test_refused_and_not_counted(rig, store, kind):
-    """A message that its guard refuses, and whose chord was not told, is a dead letter."""
+    """If a guard refuses a message and its chord cannot be told, the message is a dead letter.
+
+    Without a chord, the message is deleted.
+    """
     options = {"chord": rig.app.signature("sum")} if kind == "chord" else {}
     rig.task(raises(Refused({"refused": "another message has passed"})))
     message = rig.send(**options)
@@ -345,7 +358,7 @@ def test_refused_and_not_counted(rig, store, kind):
 @pytest.mark.parametrize("throw", [True, False])
 @pytest.mark.parametrize("cause", [TimeoutError("the answer was lost"), Retryable("down")])
 def test_copy_refused(rig, monkeypatch, cause, throw):
-    """A copy that the broker refuses leaves the message in doubt only if its retry did."""
+    """If a retry with new arguments cannot be published, the message becomes a dead letter."""
 
     def body(self):
         try:

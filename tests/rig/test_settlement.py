@@ -1,4 +1,4 @@
-"""What a worker asks of SQS for messages that it holds or has settled, and when."""
+"""When a worker calls SQS to renew its leases and to settle messages, and what it calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOUR = 3_600
 
 
 def begin(rig, body=returns, count=1, *, args=(), **options):
-    """Send messages of a task, and begin with all; return the messages and the runs."""
+    """Send messages and begin their tasks. Return the messages and the runs."""
     rig.task(body, **options)
     messages = [rig.send(args=args) for _ in range(count)]
     if not rig.workers:
@@ -32,7 +32,7 @@ def begin(rig, body=returns, count=1, *, args=(), **options):
 
 
 def end(rig, *args, **options):
-    """Begin with tasks and end them; return their messages."""
+    """Send messages and run their tasks to the end. Return the messages."""
     messages, runs = begin(rig, *args, **options)
     for run in runs:
         run.finish()
@@ -40,22 +40,22 @@ def end(rig, *args, **options):
 
 
 def retried(rig, delay, count=1):
-    """Run tasks that fail for a while; return their messages."""
+    """Run tasks that will be retried after a delay. Return their messages."""
     return end(rig, raises(DOWN), count, backoff=Schedule([delay]))
 
 
 def given_up(rig, count=1):
-    """Run tasks whose messages become dead letters; return the messages."""
+    """Run tasks whose messages become dead letters. Return the messages."""
     return end(rig, raises(BAD), count)
 
 
 def sizes(rig, action):
-    """How many entries each call of an action had."""
+    """Return the number of entries of each call of an action."""
     return [len(call.arguments["Entries"]) for call in rig.calls(action)]
 
 
 def asked(rig):
-    """The seconds of each change of visibility that SQS was asked for."""
+    """Return the seconds in each entry of the calls that change visibility."""
     return [
         entry["VisibilityTimeout"]
         for call in rig.calls(HIDE)
@@ -64,12 +64,12 @@ def asked(rig):
 
 
 def settling(rig):
-    """The calls that settle, in order, without those that keep messages hidden."""
+    """Return the calls that delete messages or send dead letters, in order."""
     return [call.action for call in rig.calls() if call.action in (DELETE, SEND)]
 
 
 def handles(rig, *actions):
-    """The receipt handles of all entries, in order; those of one message are different."""
+    """Return the receipt handles of all entries, in order. Each receive gives a new handle."""
     return [
         entry["ReceiptHandle"]
         for call in rig.calls()
@@ -79,7 +79,7 @@ def handles(rig, *actions):
 
 
 def letters(rig):
-    """What is in the dead-letter queue."""
+    """Return the messages of the dead-letter queue."""
     return rig.sqs.queues[URL + "q-dlq"].messages
 
 
@@ -91,7 +91,7 @@ def letters(rig):
     [(1, [(1, 0.1)]), (10, [(10, 0)]), (25, [(10, 0), (10, 0), (5, 0.1)])],
 )
 def test_batches(rig, count, calls):
-    """A full batch goes at once, in the order of the ends; a settlement waits 0.1 s for others."""
+    """The worker deletes ten messages at once. Fewer wait 0.1 s for others to fill the batch."""
     messages, runs = begin(rig, count=count)
     began = rig.timeline.now
     for run in runs:
@@ -109,7 +109,7 @@ def test_batches(rig, count, calls):
     ("timeout", "fault", "seconds"), [("60", None, 60), ("0", None, 30), ("60", AWAY, 30)]
 )
 def test_receive_timeout(rig, timeout, fault, seconds):
-    """A receive names the visibility timeout that renewals go by, also when it is not known."""
+    """A receive sets a visibility timeout. It is 30 s if the queue's is 0 or cannot be read."""
     rig.queue(VisibilityTimeout=timeout)
     rig.task(returns)
     if fault:
@@ -123,7 +123,7 @@ def test_receive_timeout(rig, timeout, fault, seconds):
 
 
 def renewal_times(rig, seconds):
-    """When the visibility was changed in the next seconds, and for how long."""
+    """Return when visibility was changed in the next seconds, and for how long."""
     began = rig.timeline.now
     rig.pass_time(seconds)
     return [
@@ -138,14 +138,14 @@ def renewal_times(rig, seconds):
     ("timeout", "times"), [("30", [(10, 30), (20, 30)]), ("3", [(1, 10), (4.3, 10), (7.7, 10)])]
 )
 def test_renewal_times(rig, timeout, times):
-    """A renewal comes when a third of the time is over, and asks for 10 s at least."""
+    """A worker renews a lease when a third of its time is over, for at least 10 s."""
     rig.queue(VisibilityTimeout=timeout)
     begin(rig)
     assert renewal_times(rig, 29 if timeout == "30" else 10) == times
 
 
 def test_renewal_batches(rig):
-    """Renewals go ten to a call."""
+    """A worker renews ten leases with one call."""
     begin(rig, count=23)
     rig.pass_time(11)
     assert sizes(rig, HIDE) == [10, 10, 3]
@@ -154,7 +154,7 @@ def test_renewal_batches(rig):
 @pytest.mark.hazard("H16")
 @pytest.mark.parametrize("ends", [Run.finish, Run.exceed_time_limit])
 def test_settled_once(rig, ends):
-    """A message that is hidden is not renewed, and a second report of its end changes nothing."""
+    """A worker does not renew a message that it has hidden, nor hide it twice for two reports."""
     [_], [run] = begin(rig, raises(DOWN), backoff=Schedule([600]))
     ends(run)
     rig.pass_time(590)
@@ -163,7 +163,7 @@ def test_settled_once(rig, ends):
 
 @pytest.mark.hazard("H16")
 def test_backoff_during_renewal(rig):
-    """A backoff waits for the renewal that is under way, which would overwrite it."""
+    """A worker hides a message after the renewal that is under way, which could overwrite it."""
     [_], [run] = begin(rig, raises(DOWN), backoff=Schedule([600]))
     rig.latency = 2.0
     rig.pass_time(10.5)
@@ -185,7 +185,7 @@ def test_backoff_during_renewal(rig):
     ids=repr,
 )
 def test_renewal_fails_in_passing(rig, error, entries):
-    """A renewal that fails is tried again soon, whatever raises, and costs no message."""
+    """A worker soon repeats a failed renewal, whatever the error is, and loses no message."""
     messages, _ = begin(rig, count=5)
     rig.fault(HIDE, error, entries=entries, seconds=15)
     rig.pass_time(18)
@@ -197,9 +197,9 @@ def test_renewal_fails_in_passing(rig, error, entries):
 
 @pytest.mark.hazard("H17")
 def test_twelve_hours(rig):
-    """Renewals end with SQS's 12 hours and never ask for more; the run is told that it is lost.
+    """A worker renews a lease up to SQS's limit of 12 hours, and then tells the run of the loss.
 
-    It goes on, in one worker, and its message is deleted when it ends.
+    The run goes on in this worker only. When it ends, the worker deletes the message.
     """
     [message], [run] = begin(rig)
     rig.pass_time(43_000)
@@ -215,7 +215,7 @@ def test_twelve_hours(rig):
 
 
 def test_denied_renewals(rig):
-    """Renewals that are not permitted cost few calls, and are logged once."""
+    """If AWS denies renewals, the worker makes few calls."""
     begin(rig, count=40)
     rig.fault(HIDE, "AccessDenied", seconds=math.inf)
     rig.fault("ReceiveMessage", "AccessDenied", seconds=math.inf)
@@ -227,7 +227,7 @@ def test_denied_renewals(rig):
 
 
 def test_failed_entries(rig):
-    """Only the entries of a batch that failed are sent again."""
+    """A worker repeats only those entries of a batch that have failed."""
     end(rig, count=3)
     rig.fault(DELETE, "InternalError", entries=[1])
     rig.pass_time(20)
@@ -238,7 +238,10 @@ def test_failed_entries(rig):
 
 
 def test_long_outage(rig):
-    """A delete is tried until SQS takes it, neither seldom nor in a hurry; nobody runs it again."""
+    """In an outage, a worker repeats a delete at a moderate pace until SQS accepts it.
+
+    The message does not run again.
+    """
     [message] = end(rig)
     rig.fault(DELETE, AWAY, seconds=1_000)
     rig.pass_time(60)
@@ -249,7 +252,7 @@ def test_long_outage(rig):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_end_of_outage(seed):
-    """Settlements of an outage, and those after it, are made a tenth of the timeout after it."""
+    """At most 3 s after an outage, the worker has made the deletes that failed during it."""
     with Rig(seed=seed) as rig:
         messages, runs = begin(rig, count=2)
         rig.fault("*", AWAY, seconds=29)
@@ -262,7 +265,10 @@ def test_end_of_outage(seed):
 
 @pytest.mark.parametrize("code", [VOID, "InvalidParameterValue"])
 def test_void_handle(rig, code):
-    """A delete with a void handle is not made again; the message is deleted when it comes back."""
+    """A worker does not repeat a delete whose receipt handle SQS refuses.
+
+    It deletes the message when the message comes back.
+    """
     [message] = end(rig)
     rig.fault(DELETE, code, entries=[0], seconds=25)
     rig.pass_time(29)
@@ -274,7 +280,10 @@ def test_void_handle(rig, code):
 
 
 def test_backoff_held_up(rig):
-    """A backoff that fails asks for what is left of it, and for at least a second."""
+    """If a call that hides a message fails, the next try asks for the rest of the delay.
+
+    It asks for at least a second.
+    """
     retried(rig, 3)
     rig.fault(HIDE, "InternalError", entries=[0], seconds=6)
     rig.pass_time(10)
@@ -284,7 +293,10 @@ def test_backoff_held_up(rig):
 
 
 def test_backoff_too_late(rig):
-    """A backoff is given up when the message is visible: it would end another worker's hold."""
+    """A worker stops its tries to hide a message once the message may be visible again.
+
+    Another worker may have received it by then.
+    """
     retried(rig, 600)
     rig.fault(HIDE, "InternalError", entries=[0], seconds=math.inf)
     rig.fault("ReceiveMessage", AWAY, seconds=math.inf)
@@ -296,7 +308,7 @@ def test_backoff_too_late(rig):
     assert (failed.action, failed.code) == ("hide", None)
 
 
-#: How a call fails, and whether SQS may have done what it was asked.
+#: How a call fails, and whether SQS may have carried it out.
 HOW_IT_FAILS = [
     pytest.param({"error": NO_ANSWER, "answer_lost": True}, True, id="answer lost"),
     pytest.param({"error": AWAY}, False, id="refused"),
@@ -307,7 +319,10 @@ HOW_IT_FAILS = [
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 @pytest.mark.parametrize(("how", "may_be_done"), HOW_IT_FAILS)
 def test_giving_back_fails(rig, how, may_be_done):
-    """A message that SQS may have shown is not shown again; one that it has not shown is."""
+    """A worker repeats a failed call that gives a message back only if SQS has not carried it out.
+
+    Otherwise another worker may already have the message.
+    """
     rig.task(returns)
     rig.send(), rig.send()
     rig.begin()
@@ -320,7 +335,10 @@ def test_giving_back_fails(rig, how, may_be_done):
 
 @pytest.mark.parametrize(("how", "may_be_done"), HOW_IT_FAILS)
 def test_short_backoff_fails(rig, how, may_be_done):
-    """A message that SQS may have shown meanwhile is not shown again after a short backoff."""
+    """A worker does not repeat a call that hides a message if that delay may already be over.
+
+    Another worker may have received the message after the delay.
+    """
     retried(rig, 1)
     rig.fault("ReceiveMessage", AWAY, seconds=15)
     rig.fault(HIDE, **how, seconds=2)
@@ -331,7 +349,7 @@ def test_short_backoff_fails(rig, how, may_be_done):
 
 
 def test_backoff_without_answer(rig):
-    """A backoff whose answer was lost is asked for again until it is due."""
+    """If the response to a call that hides a message is lost, the worker repeats the call."""
     [message] = retried(rig, 20)
     rig.fault(HIDE, NO_ANSWER, answer_lost=True, seconds=5)
     rig.pass_time(9)
@@ -341,7 +359,7 @@ def test_backoff_without_answer(rig):
 
 
 def test_denied_delete(rig, caplog):
-    """An action that is not permitted is logged once for a queue, and tried again, seldom."""
+    """If AWS denies deletes, the worker logs this once for the queue, and repeats them seldom."""
     messages = end(rig, count=25)
     rig.fault(DELETE, "AccessDenied", seconds=1_200)
     rig.pass_time(1_200)
@@ -353,7 +371,10 @@ def test_denied_delete(rig, caplog):
 
 @pytest.mark.parametrize(("body", "fate"), [(returns, "deleted"), (raises(DOWN), "hidden")])
 def test_foreign_error(rig, body, fate):
-    """An error that is not of botocore is tried again: expired credentials raise RuntimeError."""
+    """A worker also repeats a call after an error that is not of botocore.
+
+    boto3 raises RuntimeError for expired credentials, for example.
+    """
     [message] = end(rig, body, backoff=Schedule([600]))
     rig.fault("*", RuntimeError("the refreshed credentials are still expired"), seconds=5)
     rig.pass_time(20)
@@ -361,7 +382,7 @@ def test_foreign_error(rig, body, fate):
 
 
 def test_one_bad_entry(rig):
-    """A call that SQS refuses for one of its entries is made for each alone."""
+    """If SQS refuses a whole batch, the worker makes a call for each of its entries."""
     end(rig, count=3)
     rig.fault(DELETE, "InvalidParameterValue")
     rig.pass_time(1)
@@ -369,7 +390,7 @@ def test_one_bad_entry(rig):
 
 
 def test_refused_entry(rig):
-    """An entry that is refused holds up no other of its queue."""
+    """A message whose delete SQS refuses does not hold up other deletes of its queue."""
     messages, runs = begin(rig, count=2)
     rig.fault(DELETE, "KmsDisabled", entries=[0])
     for run in runs:
@@ -379,7 +400,7 @@ def test_refused_entry(rig):
 
 
 def test_no_visibility_timeout(rig):
-    """A visibility timeout of zero loses no message."""
+    """A worker does not lose its lease on a queue whose visibility timeout is 0."""
     rig.queue(VisibilityTimeout="0")
     retried(rig, 600)
     rig.pass_time(0.2)
@@ -400,7 +421,7 @@ def test_no_visibility_timeout(rig):
 )
 @pytest.mark.parametrize("trace", ["Root=1-2-3", None])
 def test_dead_letter(queue, options, expected, trace):
-    """A dead letter is its message as it came, with a record, and is sent before the delete."""
+    """A dead letter is the unchanged message with a record. It is sent before the delete."""
     with Rig(task_default_queue=queue) as rig:
         attributes = {"FifoQueue": "true", "ContentBasedDeduplication": "true"}
         rig.queue(queue, **(attributes if "fifo" in queue else {}))
@@ -431,9 +452,9 @@ def test_dead_letter(queue, options, expected, trace):
     ],
 )
 def test_dead_letter_refused(rig, code, entries, caplog):
-    """A dead letter that cannot be sent stays hidden, and is one copy in the end.
+    """If a dead letter cannot be sent, its message stays hidden, and one copy is sent later.
 
-    It is said once, and costs few calls.
+    The worker logs this once, and makes few calls.
     """
     [message] = given_up(rig)
     rig.fault(SEND, code, entries=entries, seconds=HOUR)
@@ -451,7 +472,7 @@ def test_dead_letter_refused(rig, code, entries, caplog):
 
 
 def test_record_does_not_fit(rig):
-    """A dead letter that is too long for its queue is sent without its record."""
+    """If a dead letter is too long for its queue, the worker sends it without the record."""
     rig.queue()
     rig.task(raises(BAD))
     message = rig.send(args=["x" * 500])
@@ -464,7 +485,7 @@ def test_record_does_not_fit(rig):
 
 
 def test_refused_and_delivered_again(rig):
-    """A message that comes back while its dead letter is refused is not run, or sent, twice."""
+    """If a message comes back while SQS refuses its dead letter, it does not run or move twice."""
     [message] = given_up(rig)
     rig.fault(SEND, "KmsDisabled", seconds=600)
     for _ in range(20):
@@ -476,7 +497,7 @@ def test_refused_and_delivered_again(rig):
 
 
 def test_many_dead_letters_wait(rig):
-    """Dead letters that wait for SQS are kept in memory, also large ones, and do not run again."""
+    """Many large dead letters that wait for SQS are all sent later, and do not run again."""
     messages = end(rig, raises(BAD), 45, args=["x" * 600_000])
     rig.fault(SEND, "KmsDisabled", seconds=20)
     rig.pass_time(920)
@@ -486,7 +507,7 @@ def test_many_dead_letters_wait(rig):
 
 @pytest.mark.parametrize("error", [None, "RequestThrottled", NO_ANSWER], ids=repr)
 def test_dead_letter_sent_again(rig, error):
-    """A dead letter that SQS does not confirm is sent again, and its message is not deleted."""
+    """A worker sends a dead letter again if SQS does not confirm it, and only then deletes."""
     [message] = given_up(rig)
     rig.fault(SEND, error)
     rig.pass_time(20)
@@ -495,7 +516,7 @@ def test_dead_letter_sent_again(rig, error):
 
 
 def test_bytes_of_batch(rig):
-    """Dead letters go in batches of 1 MiB, which SQS counts for all together."""
+    """The dead letters of one batch have at most 1 MiB together, which is SQS's limit."""
     rig.task(raises(BAD))
     for size in (1, 1, 1, 450_000, 450_000):
         rig.send(args=["x" * size])
@@ -507,7 +528,7 @@ def test_bytes_of_batch(rig):
 
 
 def test_some_dead_letters_sent(rig):
-    """Only messages whose dead letters SQS took are deleted; the others follow."""
+    """A worker deletes only those messages of a batch whose dead letters SQS has accepted."""
     given_up(rig, 3)
     rig.fault(SEND, "InternalError", entries=[1])
     rig.pass_time(0.3)
@@ -520,7 +541,7 @@ def test_some_dead_letters_sent(rig):
 
 
 def test_done_and_delivered_again(rig):
-    """A message that is done is deleted when it comes back: SQS delivers at least once."""
+    """A message that comes back after its task has succeeded is deleted without a run."""
     [message] = end(rig)
     rig.pass_time(1)
     message.deliver_again()
@@ -531,7 +552,7 @@ def test_done_and_delivered_again(rig):
 
 @pytest.mark.parametrize(("body", "fate"), [(returns, "deleted"), (raises(DOWN), "hidden")])
 def test_delivered_again_while_settled(rig, body, fate):
-    """A message that comes back while it is settled is settled with the newer handle, too."""
+    """If a message comes back during the call that settles it, the newer handle is used too."""
     rig.queue()
     rig.sqs.queues[URL + "q"].stale_handles_delete = False
     [message], [run] = begin(rig, body, backoff=Schedule([600]))
@@ -547,7 +568,7 @@ def test_delivered_again_while_settled(rig, body, fate):
 
 
 def test_delivered_again_before_hidden(rig):
-    """A message that comes back before it could be hidden is not run early."""
+    """A message that comes back before the worker could hide it does not run before it is due."""
     [message] = retried(rig, 600)
     ended = rig.timeline.now
     rig.fault(HIDE, AWAY, seconds=3)
@@ -563,7 +584,10 @@ def test_delivered_again_before_hidden(rig):
 
 
 def test_last_receive(rig):
-    """A message at its last receive runs early, for SQS would move it at the next one."""
+    """A message that comes back for its last receive runs at once, although it is not due.
+
+    At one more receive, SQS would move it to the dead-letter queue.
+    """
     rig.queue(max_receive_count=2)
     [message] = retried(rig, 600)
     rig.fault(HIDE, AWAY, seconds=3)
@@ -574,9 +598,10 @@ def test_last_receive(rig):
 
 @pytest.mark.parametrize("is_renewing", [True, False])
 def test_delivered_again_while_it_runs(rig, is_renewing):
-    """A message that comes back during its run is kept by the newer handle, and not run twice.
+    """A message that comes back during its run does not run twice. The newer handle keeps it.
 
-    The answer to a renewal with the old handle says nothing of the new one. It is no attempt.
+    If SQS refuses a renewal with the old handle, the lease is not lost. The receive does not count
+    as an attempt.
     """
     [message], [run] = begin(rig, raises(DOWN), backoff=Schedule([7]))
     if is_renewing:
@@ -597,7 +622,10 @@ def test_delivered_again_while_it_runs(rig, is_renewing):
 
 
 def test_last_receive_during_its_run(rig):
-    """A run learns that its message is back for the last time; SQS would move it without a word."""
+    """If a message comes back for its last receive during its run, a failure gives it up.
+
+    If the worker hid it, SQS would move it at the next receive without a reason.
+    """
     rig.queue(max_receive_count=2)
     [message], [run] = begin(rig, raises(DOWN), backoff=Schedule([600]))
     message.deliver_again()
@@ -614,7 +642,10 @@ def test_last_receive_during_its_run(rig):
 
 
 def test_void_renewal(rig, caplog):
-    """A message whose handle SQS refuses is lost: its end settles nothing, and it may come back."""
+    """If SQS refuses the receipt handle in a renewal, the lease is lost.
+
+    The end of the run settles nothing. If the message comes back, the worker deletes it.
+    """
     [message], [run] = begin(rig)
     rig.fault(HIDE, VOID, entries=[0])
     rig.pass_time(11)
@@ -629,7 +660,7 @@ def test_void_renewal(rig, caplog):
 
 
 def test_lost_and_back(rig):
-    """A run whose message comes back after its loss goes on with it, in this worker."""
+    """If a lost message comes back to the worker that still runs it, the run goes on with it."""
     [message], [run] = begin(rig)
     rig.fault(HIDE, VOID, entries=[0])
     rig.pass_time(31)
@@ -641,7 +672,7 @@ def test_lost_and_back(rig):
 
 @pytest.mark.parametrize("renewal", ["fails", "hangs"])
 def test_not_renewed_in_time(rig, renewal):
-    """A run is told once that its message was not renewed in time, and still settles it."""
+    """A run gets one notice that its lease was not renewed in time. Its end settles the message."""
     [message], [run] = begin(rig)
     if renewal == "hangs":
         rig.latency = 60.0
@@ -659,7 +690,10 @@ def test_not_renewed_in_time(rig, renewal):
 
 @pytest.mark.parametrize("how", ["void", "not renewed"])
 def test_lost_before_it_runs(rig, how):
-    """A message that is lost while it waits is not run; only of one that runs it is an attempt."""
+    """A message whose lease is lost while it waits does not run, and this is no attempt.
+
+    If the lease is lost during the run, the run counts as an attempt.
+    """
     rig.task(raises(DOWN), backoff=Schedule([7]))
     running, waiting = rig.send(), rig.send()
     run = rig.begin()
@@ -683,7 +717,7 @@ def test_lost_before_it_runs(rig, how):
 
 @pytest.mark.parametrize(("seconds", "starts"), [(29.9, True), (30, False)])
 def test_start_after_freeze(rig, seconds, starts):
-    """A worker that stood still for as long as the hold starts no task, before it has noticed."""
+    """A worker that was suspended for the whole visibility timeout does not begin the task."""
     ran = []
     rig.task(lambda self: ran.append(1))
     rig.start_worker(pool="threads")
@@ -697,7 +731,7 @@ def test_start_after_freeze(rig, seconds, starts):
 
 @pytest.mark.parametrize("how", ["void", "12 hours"])
 def test_loss_notice_fails(rig, how, caplog):
-    """A run that cannot be told of a loss keeps no place, and stops no settlement."""
+    """An error in the notice of a lost lease does not keep other messages from being settled."""
     messages, runs = begin(rig, count=3)
     rig.worker.break_loss_notice(RuntimeError("can't start new thread"))
     if how == "void":
@@ -715,11 +749,11 @@ def test_loss_notice_fails(rig, how, caplog):
     assert {message.fate for message in (*messages, other)} == {"deleted"}
 
 
-# The end of the worker
+# When the worker stops
 
 
 def test_stop_settles(rig):
-    """A worker that stops gives back what it holds, and does not wait to fill batches."""
+    """A worker that stops gives its messages back, and does not wait to fill batches."""
     rig.task(returns)
     messages = [rig.send() for _ in range(3)]
     rig.begin().finish()
@@ -732,7 +766,7 @@ def test_stop_settles(rig):
 
 
 def test_stop_during_outage(rig, caplog):
-    """A worker that stops says what it could not tell SQS."""
+    """A worker that stops during an outage logs how many settlements SQS has not confirmed."""
     end(rig)
     rig.fault("*", AWAY, seconds=HOUR)
     rig.worker.stop()

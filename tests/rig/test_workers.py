@@ -1,4 +1,4 @@
-"""What a worker does when it stops, is killed, or is slow, and what others do then."""
+"""What happens to messages when a worker stops, is killed, or is slow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def returns(self):
 
 
 def test_long_run(rig):
-    """A run that outlives the visibility timeout keeps its message; a body may take its time."""
+    """A task that runs longer than the visibility timeout runs once."""
 
     def takes_a_minute(self):
         rig.pass_time(60)
@@ -32,7 +32,7 @@ def test_long_run(rig):
 
 
 def test_stop(rig):
-    """A worker that is told to stop gives back what waits, and ends when its last task has."""
+    """A worker that gets SIGTERM gives waiting messages back, and ends after its last task."""
     rig.task(returns)
     first, second = rig.send(), rig.send()
     run = rig.begin()
@@ -44,7 +44,7 @@ def test_stop(rig):
 
 
 def test_kill(rig):
-    """A message of a worker that is killed is run by another, after its visibility timeout."""
+    """If a worker is killed, another one runs its message after the visibility timeout."""
     rig.queue(VisibilityTimeout="30")
     rig.task(returns)
     message = rig.send()
@@ -59,7 +59,7 @@ def test_kill(rig):
 
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 def test_lose_connection(rig):
-    """Celery connects again: a task that runs keeps its message, and others are received."""
+    """After a lost connection, a running task keeps its message, and the worker receives others."""
     rig.task(returns)
     first = rig.send()
     run = rig.begin()
@@ -71,7 +71,7 @@ def test_lose_connection(rig):
 
 
 def test_two_workers(rig):
-    """Workers share the queue and the clock, and nothing else."""
+    """One worker's stop and revoked tasks do not affect another worker on the same queue."""
     rig.task(fails, backoff=Schedule([7]))
     one, other = rig.start_worker(), rig.start_worker()
     message = rig.send()
@@ -85,7 +85,7 @@ def test_two_workers(rig):
 
 
 def test_latency():
-    """Calls may take their time to SQS and back, and each may be under way when a worker dies."""
+    """A delete that is under way when the worker is killed still reaches SQS."""
     with Rig() as rig:
         rig.latency = 1.0
         rig.task(returns)

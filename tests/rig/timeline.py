@@ -1,4 +1,4 @@
-"""Virtual time: events in the order in which they are due, one after the other."""
+"""Virtual time: a clock, and events that happen one after the other when they are due."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import time_machine
 #: 15 January 2027, 08:00 UTC.
 BEGIN = 1_800_000_000.0
 
-#: More events than any test has. Without this limit, two events that cause each other never end.
+#: No test has so many events. The limit ends a test in which two events cause each other for ever.
 _MOST_EVENTS = 1_000_000
 
 
 class Timeline:
-    """The clock of SQS and of all workers, and what is about to happen.
+    """The clock of SQS and of all workers, and the events to come.
 
-    While it runs (``with timeline:``) ``time.time()`` and ``datetime.now()`` are virtual too.
-    Seconds since the epoch, everywhere.
+    In the block ``with timeline:``, ``time.time()`` and ``datetime.now()`` also show this clock.
+    All times are seconds since the epoch.
     """
 
     def __init__(self) -> None:
@@ -40,11 +40,11 @@ class Timeline:
         self._travel.stop()
 
     def at(self, time: float, do: Callable[[], object]) -> None:
-        """Do something at a time, or now if that is past."""
+        """Do something at a time, or now if the time is past."""
         heapq.heappush(self._events, (max(time, self.now), next(self._number), do))
 
     def pass_time(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass, with all that happens meanwhile; stop early when ``until()`` is true."""
+        """Let time pass, with all events that are due. Stop early if ``until()`` is true."""
         end = self.now + seconds
         for _ in range(_MOST_EVENTS):
             if until():

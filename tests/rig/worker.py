@@ -1,4 +1,4 @@
-"""A worker of Celery with our parts, driven step by step: no thread, no process, no waiting."""
+"""A Celery worker with our parts that the rig drives step by step, in one thread."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _POOLS: dict[str, type] = {
 
 
 class _Timer(Timer):
-    """Celery's timer in virtual time. Celery computes times of day by the monotonic clock."""
+    """Celery's timer in virtual time. Celery gives it times of the monotonic clock."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()
@@ -53,11 +53,11 @@ class _Timer(Timer):
         return entry
 
     def call_repeatedly(self, secs: float, fun: Any, *_: Any, **__: Any) -> Any:
-        return self.Entry(fun)  # heartbeats of the event loop, which never stands still here
+        return self.Entry(fun)  # never called: these are heartbeats of Celery's event loop
 
 
 class _EventLoop:
-    """Celery's event loop; the worker's turn calls what it was asked to call soon."""
+    """Stands for Celery's event loop. Each turn of the worker calls the waiting callbacks."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -70,7 +70,7 @@ class _EventLoop:
         return callback
 
     def refuse_once(self, exc: Exception) -> None:
-        """Raise when another thread next asks for something. Its method is replaced for that."""
+        """Raise an exception at the next ``call_soon``."""
 
         def refuse(*_: Any) -> None:
             del self.call_soon
@@ -79,7 +79,7 @@ class _EventLoop:
         self.call_soon = refuse  # type: ignore[method-assign]
 
     def turn(self) -> bool:
-        """Call what is ready; return whether there was anything."""
+        """Call the waiting callbacks, and return whether there were any."""
         ready, self._ready = self._ready, []
         for callback in ready:
             callback()
@@ -87,7 +87,7 @@ class _EventLoop:
 
 
 def _pool_of(kind: str, worker: Worker) -> type[BasePool]:
-    """Return a pool, for Celery one of that kind, whose tasks run when the rig says so."""
+    """Return a pool class that looks to Celery like this kind. The rig decides when tasks run."""
 
     class Pool(_POOLS[kind]):  # type: ignore[misc]
         _pool = None
@@ -102,7 +102,7 @@ def _pool_of(kind: str, worker: Worker) -> type[BasePool]:
 
         def terminate_job(self, pid: int, signal: Any = None) -> None:
             if kind == "threads":
-                raise NotImplementedError  # as Celery's
+                raise NotImplementedError  # Celery's threads pool does the same
             for run in worker.runs:
                 if run.pid == pid:
                     run.terminate(signal)
@@ -116,13 +116,13 @@ def _pool_of(kind: str, worker: Worker) -> type[BasePool]:
 
 
 class Run:
-    """A task that a pool has taken: it waits, then begins, then ends in one of many ways.
+    """A task that a pool has taken. It waits, then begins, and then ends in one of many ways.
 
     Attributes:
-        worker: whose pool has taken it.
-        task_id: Celery's.
-        pid: of the process that runs it, once it has begun.
-        result: as the task's process reports it.
+        worker: the worker whose pool has taken the task.
+        task_id: Celery's ID of the task.
+        pid: the pid of the process that runs the task, or None if it has not begun.
+        result: the result that the task's process reports.
     """
 
     _pids = iter(range(100_000_000, 200_000_000))
@@ -141,11 +141,11 @@ class Run:
 
     @property
     def sent(self) -> bytes:
-        """What goes through the pipe to the process."""
+        """The bytes that the pool sends to its process."""
         return pickle.dumps(self._args)
 
     def begin(self) -> Run:
-        """Let a process, or a thread, begin with the task."""
+        """Let a process or a thread of the pool begin the task."""
         if not self.has_begun:
             self.pid = next(self._pids) if self._worker.is_prefork else os.getpid()
             with self._worker.acts():
@@ -153,13 +153,13 @@ class Run:
                     self._report.accept_callback(self.pid, monotonic())
                 except Exception:  # noqa: BLE001
                     if not self._worker.is_prefork:
-                        self._leave()  # a thread pool drops the task, and tells nobody
+                        self._leave()  # Celery's threads pool drops the task without a report
         return self
 
     def finish(self) -> Run:
-        """Run the task by Celery's tracer, and report how it ended."""
+        """Run the task with Celery's tracer, and report to the worker how it ended."""
         if self.begin() not in self._worker.runs:
-            return self  # refused
+            return self  # the worker has refused to begin the task
         app = self._worker.rig.app
         if self._worker.is_prefork:
             args = pickle.loads(pickle.dumps(self._args))
@@ -178,7 +178,7 @@ class Run:
         return self
 
     def fail(self, exc: BaseException) -> Run:
-        """Let the pool report an exception which the task's process did not."""
+        """Let the pool report an exception that the task's process has not reported."""
         self.begin()
         return self._end(self._report.error_callback, _einfo(exc))
 
@@ -187,9 +187,9 @@ class Run:
         return self.fail(WorkerLostError("Worker exited prematurely: signal 9 (SIGKILL)"))
 
     def exceed_time_limit(self, *, is_soft: bool = False) -> Run:
-        """End the task at its hard time limit, or note its soft one.
+        """End the task at its hard time limit, or report that its soft limit is over.
 
-        The prefork pool reports a hard limit twice, other pools once.
+        As in Celery, the prefork pool reports a hard limit twice, and other pools once.
         """
         self.begin()
         with self._worker.acts():
@@ -201,7 +201,7 @@ class Run:
             return self
 
     def terminate(self, signum: Any = signal.SIGTERM) -> None:
-        """Kill the task's process on purpose; the pool reports it soon. Celery calls this."""
+        """Kill the task's process because Celery asks for it. The pool reports the end soon."""
         if self in self._worker.runs:
             self._worker.after(0.0, lambda: self._end_terminated(signum))
 
@@ -210,7 +210,7 @@ class Run:
             return
         if self._worker.is_prefork:
             self._end(self._report.error_callback, _einfo(Terminated(signum)))
-        else:  # a greenlet, as gevent's pool reports it
+        else:  # gevent's pool reports the end of a greenlet in this way
             self._end(self._report.callback, (0, None, None))
 
     def _end(self, report: Callable[..., object], *args: Any) -> Run:
@@ -235,12 +235,12 @@ def _einfo(exc: BaseException) -> Any:
 
 
 class Worker:
-    """One worker on the rig. Make it by ``Rig.start_worker``.
+    """A worker on the rig. ``Rig.start_worker`` makes it.
 
     Attributes:
-        runs: tasks that the pool has taken and that have not ended.
-        is_alive: false after ``kill``, and when ``stop`` is complete.
-        celery: Celery's consumer, for what Celery itself tells about a worker.
+        runs: the tasks that the pool has taken and that have not ended.
+        is_alive: false after ``kill``, and when a stop is complete.
+        celery: Celery's consumer.
     """
 
     def __init__(
@@ -293,7 +293,7 @@ class Worker:
 
     @contextmanager
     def acts(self) -> Iterator[None]:
-        """Let Celery's global state be that of this worker."""
+        """During the block, let Celery's global state be that of this worker."""
         before = self.rig.let_act(self)
         try:
             yield
@@ -303,7 +303,7 @@ class Worker:
     # Time
 
     def at(self, time: float, do: Callable[[], object]) -> None:
-        """Do something at a time, unless the worker has been killed by then."""
+        """Do something at a time, unless the worker is dead by then."""
 
         def do_alive() -> None:
             if self.is_alive and self.is_suspended:
@@ -325,7 +325,7 @@ class Worker:
             self.at(at, self._turn)
 
     def _turn(self) -> None:
-        """Do all that is due: Celery's loop, calls to SQS, receives."""
+        """Do all that is due: callbacks of Celery's loop, calls to SQS, and receives."""
         now = self.timeline.now
         self._wakes_at = {at for at in self._wakes_at if at > now}
         is_busy = True
@@ -349,13 +349,13 @@ class Worker:
                 self._parts.enter(call, results)
 
         if self.rig.latency:
-            # Under way, a call outlives its worker.
+            # A call that is under way reaches SQS even if its worker is killed.
             self.timeline.at(self.timeline.now + self.rig.latency / 2, arrive)
         else:
             arrive()
 
     def _poll(self, url: str) -> bool:
-        """Receive if a long poll would bring something or end; return whether it did."""
+        """Receive if a long poll would now end. Return whether it has brought a message."""
         poller, now = self.pollers[url], self.timeline.now
         paused_until, poll_ends_at = self._polls.get(url, (now, now))
         visible_at = self.sqs.next_visible_at(url)
@@ -370,24 +370,24 @@ class Worker:
                 return True
             paused_until, poll_ends_at = now + pause, now + (pause or _LONG_POLL_SECONDS)
             self._polls[url] = paused_until, poll_ends_at
-        # A message that is visible now has no place, until something else happens.
+        # A message that is visible now finds no room. It must wait for another event.
         self.wake_at(min(poll_ends_at, visible_at if visible_at > now else poll_ends_at))
         return False
 
     def flush(self, timeout_seconds: float) -> None:
-        """Wait for SQS to confirm what is settled, as long as a worker that stops does."""
+        """Wait until SQS has confirmed all settlements, at most for this time."""
         self.timeline.pass_time(timeout_seconds, until=lambda: not self._parts.unconfirmed)
 
-    # Verbs
+    # What a test does
 
     def kill(self) -> None:
-        """End the worker by SIGKILL, with its processes."""
+        """End the worker and its processes, as SIGKILL does."""
         self.is_alive = False
         self.runs.clear()
         self._parts.forget()
 
     def suspend(self, seconds: float) -> None:
-        """Let the worker's machine stand still for some seconds; calls under way arrive."""
+        """Suspend the worker's machine for some seconds. Calls that are under way reach SQS."""
         self._suspended_until = self.timeline.now + seconds
 
     @property
@@ -395,36 +395,37 @@ class Worker:
         return self.timeline.now < self._suspended_until
 
     def freeze(self, seconds: float) -> None:
-        """Stop the worker by SIGSTOP for a while; time passes.
+        """Suspend the worker, as SIGSTOP does, and let this time pass.
 
-        What it does next comes after what the test does next, a run that begins for example.
+        When it goes on, the test's next action comes before the worker's. So a run can begin, for
+        example, before the worker has noticed the pause.
         """
         self.suspend(seconds + 0.001)
         self.timeline.pass_time(seconds)
 
     def break_provider(self, exc: Exception) -> None:
-        """Let the part that counts for a task's provider fail whenever a run ends."""
+        """Let the worker's code for providers raise an exception when a run ends."""
         self._parts.break_provider(exc)
 
     def fail_loop(self, exc: Exception) -> None:
-        """Let Celery's event loop refuse what it is next asked to call, as one that has ended."""
+        """Let Celery's event loop refuse its next callback, as a loop does that has ended."""
         self._loop.refuse_once(exc)
 
     def cancel_consumer(self, queue: str) -> None:
-        """Consume a queue no longer, as ``app.control.cancel_consumer`` does."""
+        """Stop the worker's consumer of a queue, as ``app.control.cancel_consumer`` does."""
         with self.acts():
             self.celery.cancel_task_queue(queue)
 
     def signal_stop(self) -> None:
-        """Send SIGTERM, which Celery has noted and does not act upon until ``stop``."""
+        """Send SIGTERM. Celery notes the signal, but does not stop before ``stop`` is called."""
         self._begin_to_stop("should_stop", 0)
 
     def break_loss_notice(self, exc: Exception) -> None:
-        """Let the part that tells the tasks which run now of a lost message fail."""
+        """Let the code fail that tells the running tasks that their message is lost."""
         self._parts.break_loss_notice(exc)
 
     def stop(self) -> None:
-        """Send SIGTERM: what runs may end, and what waits is given back."""
+        """Send SIGTERM. Running tasks may finish, and the worker gives waiting messages back."""
         if not self._is_stopping:
             self.signal_stop()
         with self.acts():
@@ -432,7 +433,7 @@ class Worker:
         self.end_if_stopped()
 
     def stop_cold(self) -> None:
-        """Send SIGQUIT: what runs is ended."""
+        """Send SIGQUIT. The worker ends its running tasks."""
         self._begin_to_stop("should_terminate", True)
         with self.acts():
             self.celery.cancel_active_requests()
@@ -465,18 +466,18 @@ class Worker:
             setattr(state, flag, value)  # an exit code, or true
 
     def end_if_stopped(self) -> None:
-        """Go on with the shutdown when the last task has ended."""
+        """Complete the shutdown if the worker is stopping and its last task has ended."""
         if self._is_stopping and self.is_alive and not self.runs:
             with self.acts():
                 self._parts.shut_down()
             self.is_alive = False
 
     def process_is_free(self) -> None:
-        """Let the pool begin with the next task."""
+        """Tell the worker that a process is free for the next task."""
         self._controller._quick_release()
         self.wake_at(self.timeline.now)
 
-    # Facts
+    # What a test checks
 
     @property
     def held(self) -> set[str]:
@@ -491,11 +492,11 @@ class Worker:
 
     @property
     def places_taken(self) -> int:
-        """Places of the prefetch window that are taken."""
+        """The number of places of the prefetch window that are taken."""
         return self._parts.places_taken
 
 
-#: Celery's state of a worker, which is global in its process. ``scheduled_requests`` is new in 5.7.
+#: Celery keeps this state of a worker in global variables. ``scheduled_requests`` is new in 5.7.
 _STATE = (
     state.requests,
     state.reserved_requests,
@@ -507,7 +508,7 @@ _STATE = (
 
 
 def swap_state(before: Worker | None, after: Worker | None) -> None:
-    """Put Celery's global state aside for one worker, and bring that of another."""
+    """Save Celery's global state for one worker, and load that of another worker."""
     if before is not None:
         before.celery_state = [dict(state.requests), *(list(each) for each in _STATE[1:])]
         before.celery_flags = state.should_stop, state.should_terminate
