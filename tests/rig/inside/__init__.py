@@ -1,7 +1,7 @@
-"""Tests that know the worker's inside: arithmetic, parsers, and guards against bugs upstream.
+"""Tests of the worker's private functions: arithmetic, parsers, and guards against Celery's bugs.
 
-They call private functions with values that no queue would bring in a reasonable time. When the
-worker is written anew they change with it, or go. All other tests of the worker use the rig.
+They use values and races that a test on the rig could not produce in a reasonable time. If somebody
+rewrites the worker, these tests change with it. All other tests of the worker use the rig.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def a_window(
     waiting_for: Callable[[str], int] = lambda url: 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Window:
-    """Return the window of a worker whose pool has some processes."""
+    """Return the prefetch window of a worker, which decides how many messages it may hold."""
     consumer = SimpleNamespace(
         pool=SimpleNamespace(num_processes=processes),
         prefetch_multiplier=multiplier,
@@ -32,5 +32,5 @@ def a_window(
 
 
 def a_lease(tag: str, **facts: Any) -> Any:
-    """Return a lease on a message, as far as the window and the inbox need it."""
+    """Return a stand-in for a lease, with what the window and the inbox need."""
     return SimpleNamespace(tag=tag, **facts)

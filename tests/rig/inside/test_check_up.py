@@ -1,4 +1,4 @@
-"""The cheap half of the doctor at a worker's start: a line per rule; it stops no worker."""
+"""The check at a worker's start. It applies the cheap rules of ``sqs-doctor``, and only logs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.processes import eventually
 
 
 def nothing() -> None:
-    """Never run."""
+    """Serve as a task's body that never runs."""
 
 
 URL = "https://sqs.eu-central-1.amazonaws.com/1/mails"
@@ -68,14 +68,14 @@ SMALL = queue(RedrivePolicy=redrive("arn:aws:sqs:eu-central-1:1:mails-dlq", 5))
     ],
 )
 def test_queue(app: Celery, checked: Queue, rules: list[str]) -> None:
-    """A fault of a queue has a line that names it; a queue that could not be read has none."""
+    """The check logs a line for each fault of a queue, and none for a queue that it cannot read."""
     found = [line.split()[:2] for _, line in check_up(app, [("mails", checked)])]
     assert found == [[rule, "mails:"] for rule in rules]
 
 
 @pytest.mark.parametrize(("routed_to", "rules"), [("bulk", []), ("mails", ["W010"])])
 def test_routes(app: Celery, routed_to: str, rules: list[str]) -> None:
-    """A queue needs no receives for a task that the app sends elsewhere."""
+    """A queue's ``maxReceiveCount`` only has to suffice for tasks that the app sends to it."""
     app.task(base=SQSBackoffTask, name="shop.ping", max_retries=2, shared=False)(nothing)
     app.conf.task_routes = {"shop.ping": "mails", "shop.mail": routed_to}
     assert [line.split()[0] for _, line in check_up(app, [("mails", SMALL)])] == rules
@@ -83,7 +83,7 @@ def test_routes(app: Celery, routed_to: str, rules: list[str]) -> None:
 
 @pytest.mark.parametrize("name", ["mails", "an alias of it"])
 def test_beat(app: Celery, name: str) -> None:
-    """A task counts for a queue that beat names."""
+    """If beat sends a task to a queue, the queue's ``maxReceiveCount`` must suffice for it too."""
     app.task(base=SQSBackoffTask, name="shop.ping", max_retries=2, shared=False)(nothing)
     app.conf.task_routes = {"shop.ping": "mails"}
     app.conf.task_queues = [KombuQueue("mails", alias="an alias of it")]
@@ -93,7 +93,7 @@ def test_beat(app: Celery, name: str) -> None:
 
 
 def test_line_per_rule(app: Celery) -> None:
-    """Each rule has one line, however many subjects it has."""
+    """The check logs one line for each rule, even if many tasks or queues break it."""
     for number in range(50):
         app.task(base=Task, name=f"shop.other{number:02}", shared=False)(nothing)
     [(severity, line), *more] = check_up(app, [("mails", queue(DelaySeconds="60"))])
@@ -108,13 +108,13 @@ def test_line_per_rule(app: Celery) -> None:
     ids=repr,
 )
 def test_ignored(app: Celery, ignored: Any, lines: int) -> None:
-    """A finding can be ignored with a reason."""
+    """The check does not log a finding that the user ignores with a reason."""
     app.conf.sqs_backoff = {"ignore_findings": ignored}
     assert len(check_up(app, [("mails", queue(DelaySeconds="60"))])) == lines
 
 
 def test_auto_concurrency(app: Celery) -> None:
-    """A worker that chooses its concurrency is checked too."""
+    """The check also works if ``worker_concurrency`` is "auto"."""
     app.conf.worker_concurrency = "auto"  # Celery 5.7
     assert check_up(app, []) == []
 
@@ -122,7 +122,7 @@ def test_auto_concurrency(app: Celery) -> None:
 def test_bug(
     app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A bug of ours is logged, and does not quote its text."""
+    """If the check itself raises an error, the worker logs the type of the error, not its text."""
 
     def broken(*_: object) -> None:
         raise LookupError("SECRET")
@@ -134,7 +134,7 @@ def test_bug(
 
 
 def test_severity(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
-    """A finding is logged by its severity."""
+    """The severity of a finding is the level of its log line."""
     caplog.set_level(logging.INFO)
     start_check_up(app, [("mails", queue(DelaySeconds="60", VisibilityTimeout="0"))])
     eventually(lambda: len(caplog.records) == 2)
@@ -145,7 +145,7 @@ def test_severity(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
 def test_no_thread_left(
     app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker on a machine that has no thread left starts without the check, and says so."""
+    """If no thread can be started, the worker starts without the check, and logs this once."""
 
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

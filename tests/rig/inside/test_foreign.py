@@ -1,4 +1,4 @@
-"""Messages that Celery has not sent: bodies as AWS documents them, and adapters that fail."""
+"""Adapters, which make tasks of messages that Celery has not sent, such as S3's notifications."""
 
 from __future__ import annotations
 
@@ -160,33 +160,34 @@ ATTRIBUTES = {"store": "example_corp", "picture": b"\xff"}
     ],
 )
 def test_adapter(adapter: foreign.Adapter, body: str, call: Any) -> None:
-    """A notification of AWS is a call of the task; values are named, and keys are decoded."""
+    """An adapter turns a notification of AWS into a call of the task, with decoded keys."""
     assert adapter(body, ATTRIBUTES) == call
 
 
 def test_value_missing() -> None:
-    """A value that S3 leaves out is None."""
+    """The task gets None for a value that S3 leaves out."""
     assert s3("t")(text(S3_REMOVED), {})[1][0][0]["size"] is None  # type: ignore[index]
 
 
 @pytest.mark.parametrize("body", NONE_OF_IT)
 @pytest.mark.parametrize("adapter", [s3("t"), eventbridge("t")])
 def test_other_body(adapter: foreign.Adapter, body: str) -> None:
-    """A body that is no such notification is not understood."""
+    """An adapter returns None for a body that is no notification of its service."""
     assert adapter(body, {}) is None
 
 
 @pytest.mark.parametrize("kind", ["SubscriptionConfirmation", "UnsubscribeConfirmation"])
 def test_sns_confirmation(kind: str) -> None:
-    """A request of SNS to confirm a subscription is for a person.
+    """The adapter of SNS makes no task of a request to confirm a subscription.
 
+    A person must answer it:
     https://docs.aws.amazon.com/sns/latest/dg/sns-message-and-json-formats.html
     """
     body = {"Type": kind, "TopicArn": "arn:aws:sns:us-west-2:123456789012:MyTopic", "Message": "x"}
     assert sns("t")(text(body), {}) is None
 
 
-# In the worker
+# How the worker uses an adapter
 
 
 def a_message(body: str) -> dict[str, Any]:
@@ -199,7 +200,7 @@ def adapters(**by_queue: Any) -> Payloads:
 
 
 def test_task_of_message() -> None:
-    """A message becomes a task whose ID is the message's, and whose headers have no arguments."""
+    """The task has the ID of the SQS message. Its headers do not show the arguments."""
     payload = adapters(uploads=s3("t")).read("uploads", a_message(text(S3_EVENT)))
     assert payload["headers"]["task"] == "t"
     assert payload["headers"]["id"] == "11111111-2222-4333-8444-555555555555"
@@ -209,13 +210,13 @@ def test_task_of_message() -> None:
 
 
 def test_queue_without_adapter() -> None:
-    """An adapter is for its queue alone."""
+    """The worker uses an adapter only for its own queue."""
     with pytest.raises(NotUnderstood, match="no Celery message"):
         adapters(uploads=s3("t")).read("mail", a_message(text(S3_EVENT)))
 
 
 def test_ignored() -> None:
-    """A message that needs no task is told from one that is not understood."""
+    """A message that needs no task, such as S3's test event, gives IGNORED and no error."""
     assert adapters(uploads=s3("t")).read("uploads", a_message(text(S3_TEST_EVENT))) is IGNORED
 
 
@@ -225,7 +226,7 @@ def named_adapter(body: str, attributes: Any) -> Any:
 
 
 def test_adapter_by_name() -> None:
-    """An adapter may be named, and gets the message attributes by name."""
+    """The setting may give an adapter by its import path. The adapter gets message attributes."""
     attributes = {
         "text": {"DataType": "String", "StringValue": "a"},
         "bytes": {"DataType": "Binary", "BinaryValue": b"b"},
@@ -250,7 +251,7 @@ def nested(depth: int) -> list[Any]:
 
 
 class Lazy:
-    """Arguments that are read only when somebody asks for them."""
+    """Arguments that raise an error when they are read."""
 
     def __iter__(self) -> Any:
         raise RuntimeError("attack at dawn")
@@ -273,7 +274,7 @@ class Lazy:
     ],
 )
 def test_adapter_fails(adapter: Any, why: str) -> None:
-    """An adapter that fails leaves its message not understood; the reason quotes no body."""
+    """If an adapter fails, the worker does not understand the message. It quotes no body."""
     with pytest.raises(NotUnderstood, match=why) as caught:
         adapters(q=adapter).read("q", a_message("attack at dawn"))
     assert "attack" not in str(caught.value)
@@ -295,7 +296,7 @@ ANY_JSON = st.recursive(
     ),
 )
 def test_any_body(adapter: foreign.Adapter, base: dict[str, Any], changes: dict[str, Any]) -> None:
-    """No body does more than not being understood."""
+    """Any body gives a task, IGNORED or the error NotUnderstood, but no other error."""
     try:
         payload = adapters(q=adapter).read("q", a_message(text(base | changes)))
     except NotUnderstood:

@@ -1,4 +1,4 @@
-"""How messages get into Celery's loop: one turn for many, after a reset, and without a loop."""
+"""The inbox, which passes received messages from the poller's threads to Celery's event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import a_lease, a_window
 
 
 class Worker:
-    """An inbox, its loop turned by hand, and the messages that Celery got."""
+    """An inbox with an event loop that the test turns, and the messages that Celery has got."""
 
     def __init__(self, *, has_loop: bool = True) -> None:
         self.soon: list[Callable[[], object]] = []
@@ -32,7 +32,7 @@ class Worker:
 
     def _deliver(self, payload: Any, queue: str) -> None:
         self.delivered.append(payload)
-        self.inbox.wake()  # as a place that becomes free meanwhile
+        self.inbox.wake()  # as happens when a process becomes free at this moment
 
     def _note_turn(self, name: str) -> None:
         self.turns += 1
@@ -49,7 +49,7 @@ class Worker:
 
 
 def test_one_turn() -> None:
-    """Many messages ask the loop for one turn, are delivered in order, and ask for no other."""
+    """The inbox asks the loop for one turn for many messages, and delivers them in order."""
     worker = Worker()
     worker.put("a", "b", "c")
     assert (worker.delivered, len(worker.soon)) == ([], 1)
@@ -60,7 +60,7 @@ def test_one_turn() -> None:
 
 
 def test_loop_reset() -> None:
-    """Messages that wait when kombu resets its loop are forgotten; later ones are delivered."""
+    """When kombu resets its loop, the inbox drops waiting messages. It delivers later ones."""
     worker = Worker()
     worker.put("a")
     worker.soon.clear()
@@ -71,7 +71,7 @@ def test_loop_reset() -> None:
 
 
 def test_without_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an event loop Celery waits for messages here, and each look counts as a turn."""
+    """Without an event loop, Celery gets messages by ``drain_events``. Each call is a turn."""
     worker = Worker(has_loop=False)
     worker.put("a")
     assert worker.turns == 0

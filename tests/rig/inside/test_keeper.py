@@ -1,4 +1,4 @@
-"""The keeper's threads, and races of its lock: what no rig in one thread can show."""
+"""The keeper, which makes the calls that renew and settle messages: its threads and its lock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUEUE = Queue("https://sqs.example/1/q", visibility_timeout_seconds=30)
 
 
 class Client:
-    """Counts the calls of each method. ``end`` may raise, or return codes of failed entries."""
+    """An SQS client that counts calls. ``end`` may raise, or return the code of failed entries."""
 
     def __init__(self, end: Callable[[str], str | None] = lambda name: None) -> None:
         self.end = end
@@ -86,7 +86,7 @@ def keeper() -> Iterator[Keeper]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_dead_thread(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A keeper whose thread has died is a fault."""
+    """The heartbeat reports a fault if the keeper's thread has died."""
 
     def die() -> None:
         raise SystemExit
@@ -99,7 +99,10 @@ def test_dead_thread(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("settle", ["renew", "hide", "delete"])
 @pytest.mark.parametrize("exc", [SystemExit(), OSError("SQS is away")], ids=repr)
 def test_call_ends_its_thread(keeper: Keeper, settle: str, exc: BaseException) -> None:
-    """A call that fails is no fault and is made again, also when a library calls sys.exit()."""
+    """The keeper repeats a call that fails, even if a library in it calls ``sys.exit()``.
+
+    The heartbeat reports no fault.
+    """
     client = Client(raises(exc))
     queue = Queue("https://sqs/1/q", visibility_timeout_seconds=3)
     lease = hold(keeper, client, queue=queue)
@@ -109,11 +112,11 @@ def test_call_ends_its_thread(keeper: Keeper, settle: str, exc: BaseException) -
         lease.done()
     eventually(lambda: len(client.calls) >= 2, timeout=20)
     assert keeper.pulse.faults() == []
-    client.end = lambda name: None  # else the keeper's thread goes on failing beside later tests
+    client.end = lambda name: None  # otherwise the keeper's thread would fail during later tests
 
 
 def test_lock_held(keeper: Keeper) -> None:
-    """A lock that is never released does not hold up the heartbeat."""
+    """The heartbeat does not wait for the keeper's lock, which may never be released."""
     with keeper.lock:
         asker = threading.Thread(target=keeper.pulse.faults, daemon=True)
         asker.start()
@@ -122,7 +125,10 @@ def test_lock_held(keeper: Keeper) -> None:
 
 
 def test_hanging_queue(keeper: Keeper) -> None:
-    """A queue that hangs holds up no other, and has one call about visibility under way."""
+    """If calls about a queue hang, the keeper still renews messages of other queues.
+
+    Only one call about visibility is under way for the queue that hangs.
+    """
     release, renewed = threading.Event(), threading.Event()
 
     def hang(name: str) -> None:
@@ -148,7 +154,7 @@ def test_hanging_queue(keeper: Keeper) -> None:
 
 
 def test_no_thread_left(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without another thread stops no settlement, then or later."""
+    """The keeper settles messages even if it cannot start a thread."""
     client = Client()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", has_no_thread_left)
@@ -171,7 +177,7 @@ def test_stopped_without_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stop(keeper: Keeper) -> None:
-    """A keeper that stops gives back what is held until then."""
+    """A keeper that stops gives the messages back that it still holds."""
     client = Client()
     lease = hold(keeper, client)
     keeper.stop(10)
@@ -180,7 +186,7 @@ def test_stop(keeper: Keeper) -> None:
 
 
 def test_waiting_for() -> None:
-    """Settlements wait per queue, until SQS has taken them."""
+    """The keeper counts for each queue the settlements that SQS has not confirmed."""
     keeper, client = Keeper(), Client()
     stuck, well = Queue("https://sqs/1/stuck"), Queue("https://sqs/1/well")
     for _ in range(11):
@@ -200,7 +206,7 @@ def turn(keeper: Keeper) -> None:
 
 
 def receive_while_told(keeper: Keeper, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Receive the message again while the observers are told that it is lost."""
+    """Let the message be received again while observers get the event that it is lost."""
 
     def receive_again(*_: object, **__: object) -> None:
         client.end = lambda name: None
@@ -211,9 +217,9 @@ def receive_while_told(keeper: Keeper, client: Client, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_received_during_loss_notice(monkeypatch: pytest.MonkeyPatch, runs: bool) -> None:
-    """A message received while its loss is told is held for its run, or else for the new receive.
+    """A message that is received again while its loss is reported is held and renewed.
 
-    It is renewed in both cases.
+    If its task runs, the run keeps its lease. Otherwise there is a new lease.
     """
     now, client = [1_000.0], Client(lambda name: "ReceiptHandleIsInvalid")
     keeper, freed = Keeper(clock=lambda: now[0]), list[int]()

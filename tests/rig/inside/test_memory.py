@@ -1,12 +1,13 @@
-"""What a worker remembers of messages that it has received."""
+"""What a worker remembers about messages that it has given back."""
 
 from celery_sqs_backoff.worker.settlement import Memory
 
 
 def test_size_of_memory():
-    """The worker remembers as many messages as a queue can have in flight.
+    """The worker can remember about as many messages as a queue can have in flight.
 
-    During an outage they come round hidden, and each would be forgotten before it is back.
+    In an outage all of them come again and again. With less memory, the worker would forget each
+    message before it comes again.
     """
     memory = Memory()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What observes a worker starts, or is tried again; it never stops the worker."""
+"""Metrics, heartbeat and status never stop a worker, even if they cannot start."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_wrong_settings(
     settings: dict[str, Any],
     said: str,
 ) -> None:
-    """Settings that are wrong are logged, and do not stop the worker."""
+    """The worker logs wrong settings of its observers, and starts."""
     observe(**settings)
     assert f"sqs_backoff.observer_failed: {said}: " in caplog.text
 
@@ -74,7 +74,7 @@ def test_port_taken(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A port that is taken is used as soon as it is free."""
+    """If the port for metrics is taken, the worker tries again until the port is free."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.05)
     with socket.socket() as other:
@@ -84,7 +84,7 @@ def test_port_taken(
         observe(prometheus_port=port)
         assert caplog.text.count("no_metrics: port") == 1
     eventually(lambda: "sqs_backoff.metrics: http" in caplog.text)
-    assert caplog.text.count("no_metrics: port") == 1, "said once"
+    assert caplog.text.count("no_metrics: port") == 1, "it is logged once"
     page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
     assert b"sqs_backoff_runs_total" in page.read()
 
@@ -94,7 +94,10 @@ def test_no_library_for_metrics(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Health is served without the library for metrics; else a probe restarts the worker."""
+    """Without the library for metrics, the worker still serves ``/healthz``.
+
+    Otherwise a health probe would restart the worker.
+    """
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -108,7 +111,7 @@ def test_no_library_for_metrics(
 
 
 def test_ends_first(observe: Callable[..., Observation], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that ends before its port is free tries no more."""
+    """A worker that stops no longer tries to open its port."""
     monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.05)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -126,7 +129,10 @@ def a_lease(queue: str, sent_at: float) -> Any:
 
 
 def test_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker knows what it holds, runs and hides of the queues that it consumes or has met."""
+    """A worker reports for each queue how many of its messages run, wait or are hidden.
+
+    These are the queues that it consumes now, or of which it has hidden a message.
+    """
     held = [a_lease("mails", 5.0), a_lease("mails", 7.0), a_lease("mails", 6.0)]
     receiver = a_receiver(["mails", "new"], held)
     observation = Observation(Celery("observed", set_as_current=False), "w", receiver)
@@ -148,7 +154,7 @@ def test_no_thread_left(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A machine without another thread starts no status report, and says so."""
+    """If no thread can be started, the worker writes no status report, and logs this once."""
 
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -159,7 +165,7 @@ def test_no_thread_left(
 
 
 class Request:
-    """As Celery's: known by itself, weakly."""
+    """A stand-in for Celery's request, which can be in a set and has weak references."""
 
     def __init__(self, queue: str | None) -> None:
         info = {"sqs_queue": f"https://sqs.eu-central-1.amazonaws.com/1/{queue}"} if queue else {}
@@ -167,7 +173,7 @@ class Request:
 
 
 class Changing(list[Request]):
-    """A set that another thread changes while it is read."""
+    """A collection that another thread changes while it is read, twice."""
 
     looks = 0
 
@@ -179,7 +185,7 @@ class Changing(list[Request]):
 
 
 def test_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks that run are counted by queue, and again if Celery's set of them changes meanwhile."""
+    """The worker counts running tasks by queue, even if Celery's set of them changes meanwhile."""
     requests = [Request("mails"), Request("mails"), Request("bulk"), Request(None)]
     for active in (requests, Changing(requests)):
         monkeypatch.setattr(state, "active_requests", active)

@@ -1,4 +1,4 @@
-"""Bodies: those of kombu, and those that would end a worker or fill its memory."""
+"""The worker reads message bodies of kombu, and refuses bodies that would harm it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def envelope(**changes: Any) -> str:
 
 
 class Codecs:
-    """What kombu's Message needs of a channel."""
+    """The part of a channel that kombu's Message needs."""
 
     codecs = Channel.codecs
     decode_body = Channel.decode_body
@@ -49,7 +49,7 @@ def message_of(payload: dict[str, Any]) -> Message:
 
 @pytest.mark.parametrize("encode", [str, lambda text: base64.b64encode(text.encode()).decode()])
 def test_message_of_kombu(encode: Any) -> None:
-    """A message of kombu is read as kombu reads it."""
+    """The worker reads a body of kombu as kombu itself does."""
     message = message_of(celery_payload(encode(envelope())))
     assert message.body == b'[["x"], {}, {}]'
     assert message.headers["task"] == "t"
@@ -60,7 +60,7 @@ def test_message_of_kombu(encode: Any) -> None:
     ["hello", "[1]", "3", "null", "{}", '"a"', '{"Records": []}', "[" * 5000, "aGVsbG8="],
 )
 def test_something_else(body: str) -> None:
-    """A body without kombu's fields is no Celery message."""
+    """The worker refuses a body that has not kombu's fields as no Celery message."""
     with pytest.raises(NotUnderstood, match="no Celery message"):
         celery_payload(body)
 
@@ -78,20 +78,23 @@ def test_something_else(body: str) -> None:
     ids=repr,
 )
 def test_wrong_type(changes: dict[str, Any]) -> None:
-    """A part or a header of a type that our own code cannot work with is refused."""
+    """The worker refuses a body if a part or a header has a wrong type."""
     with pytest.raises(NotUnderstood, match="of type"):
         celery_payload(envelope(**changes))
 
 
 @pytest.mark.parametrize("limits", [["a", "b"], [None, "x"], [10**400, None], [-1, None]], ids=repr)
 def test_wrong_time_limit(limits: list[Any]) -> None:
-    """A limit of which the pool cannot make a timer would end a prefork worker."""
+    """The worker refuses a time limit that is no number of seconds.
+
+    A prefork worker would end with an error when it starts the timer.
+    """
     with pytest.raises(NotUnderstood, match="pair of seconds"):
         celery_payload(envelope(headers={"timelimit": limits}))
 
 
 def test_headers_of_celery() -> None:
-    """All headers that Celery writes are understood."""
+    """The worker accepts all headers that Celery writes."""
     with Celery("app", set_as_current=False) as app:
         eta = datetime.now(timezone.utc)
         for options in (
@@ -121,7 +124,7 @@ PROPERTIES = ["delivery_info", "delivery_tag", "priority", "correlation_id"]
 def test_any_envelope(
     top: dict[str, Any], headers: dict[str, Any], properties: dict[str, Any]
 ) -> None:
-    """kombu makes a message of each envelope that is not refused."""
+    """kombu can make a message of each body that the worker does not refuse."""
     mixed = ENVELOPE | {
         "headers": ENVELOPE["headers"] | headers,
         "properties": ENVELOPE["properties"] | properties,
@@ -137,6 +140,6 @@ def test_any_envelope(
 
 @given(st.text() | st.binary().map(lambda raw: base64.b64encode(raw).decode()))
 def test_any_text(body: str) -> None:
-    """No text raises anything but a refusal."""
+    """The worker refuses any other text with NotUnderstood, and raises no other error."""
     with pytest.raises(NotUnderstood):
         celery_payload(body)

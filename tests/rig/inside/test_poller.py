@@ -1,4 +1,4 @@
-"""The threads of a poller: how they start, stop and hang, and whom they leave room."""
+"""The threads of a poller, which receives from a queue: how they start, stop and share room."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from . import a_lease, a_window
 
 
 class Port:
-    """The port of one queue: its calls wait until the test responds with a number of messages."""
+    """Receives from a queue. A call waits until the test responds with a number of messages."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []
@@ -52,7 +52,7 @@ class Port:
 
 
 class Queue:
-    """A poller on a port, and the window that it shares with others."""
+    """A poller on a port, and the prefetch window that it shares with other pollers."""
 
     def __init__(
         self,
@@ -105,7 +105,10 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Queue]]:
 
 
 def test_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty response that did not wait is followed by a pause, one that waited by the next."""
+    """A poller pauses after an empty response if SQS has not waited for messages.
+
+    If SQS has waited, the poller makes the next call at once.
+    """
     now, paused = [0.0], []
     port = SimpleNamespace(receive=lambda **_: now.__setitem__(0, now[0] + 0.3) or Received())
     poller = Queue(a_window(), "q", clock=lambda: now[0], port=port).poller
@@ -119,7 +122,7 @@ def test_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_quiet_queues(make: Callable[..., Queue]) -> None:
-    """Long polls on quiet queues take no room from a queue, of the same name in other Regions."""
+    """Long polls on 20 quiet queues do not take room from a busy queue."""
     window = a_window()
     quiet = [make(window, f"https://sqs.region{n}.example/1/mail") for n in range(20)]
     for queue in quiet:
@@ -136,7 +139,7 @@ def test_quiet_queues(make: Callable[..., Queue]) -> None:
 
 
 def test_same_name_elsewhere(make: Callable[..., Queue]) -> None:
-    """Each of two queues of one name in different Regions is missed when its poller dies."""
+    """The heartbeat watches two pollers if two queues in different Regions have the same name."""
     pulse = Pulse()
     for region in ("eu-west-1", "us-east-1"):
         make(url=f"https://sqs.{region}.amazonaws.com/1/mail", pulse=pulse).poller.start()
@@ -144,7 +147,7 @@ def test_same_name_elsewhere(make: Callable[..., Queue]) -> None:
 
 
 def test_behind_waits(make: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A place that becomes free goes to a queue that is not behind."""
+    """A place that becomes free goes to a queue whose settlements SQS confirms in time."""
     monkeypatch.setattr(window_module, "_LOOK_AGAIN_SECONDS", 60.0)
     behind: list[str] = []
     window = a_window(1, 1, waiting_for=lambda url: 1_001 * (url in behind))
@@ -160,7 +163,7 @@ def test_behind_waits(make: Callable[..., Queue], monkeypatch: pytest.MonkeyPatc
 
 
 def test_look_without_room(make: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A queue is looked at now and then while a task of hours leaves no room."""
+    """A poller reads its queue's attributes now and then, even if a long task leaves no room."""
     monkeypatch.setattr(module, "_WAIT_FOR_ROOM_SECONDS", 0.05)
     monkeypatch.setattr(window_module, "_LOOK_AGAIN_SECONDS", 0.01)
     looks: list[int] = []
@@ -172,7 +175,7 @@ def test_look_without_room(make: Callable[..., Queue], monkeypatch: pytest.Monke
 
 
 def test_stop(make: Callable[..., Queue]) -> None:
-    """A stopped poller asks no more, and hands over what still comes."""
+    """A stopped poller makes no more calls, and passes on messages that still arrive."""
     queue = make()
     queue.poller.start()
     queue.port.wait_for_calls(1)
@@ -184,7 +187,7 @@ def test_stop(make: Callable[..., Queue]) -> None:
 
 
 def test_start_during_call(make: Callable[..., Queue]) -> None:
-    """A poller that starts again goes on with the call under way."""
+    """A poller that is stopped and started during a call goes on with this call."""
     queue = make()
     queue.poller.start()
     queue.port.wait_for_calls(1)
@@ -210,7 +213,7 @@ def test_start_after_end(make: Callable[..., Queue]) -> None:
 
 
 def test_hangs(make: Callable[..., Queue]) -> None:
-    """A poller that hangs beside its calls is noticed."""
+    """The heartbeat reports a fault if a poller hangs outside of its calls."""
     now = [0.0]
     pulse = Pulse(clock=lambda: now[0])
     queue = make(a_window(100), pulse=pulse)
@@ -232,7 +235,7 @@ def test_hangs(make: Callable[..., Queue]) -> None:
 
 
 def test_long_poll_is_no_fault(make: Callable[..., Queue]) -> None:
-    """A long poll that lasts is no fault until the client's timeouts must have ended it."""
+    """A long poll is no fault until it takes longer than the timeouts of the client allow."""
     now = [0.0]
     pulse = Pulse(clock=lambda: now[0])
     queue = make(pulse=pulse)
@@ -245,7 +248,7 @@ def test_long_poll_is_no_fault(make: Callable[..., Queue]) -> None:
 
 
 def test_no_thread_left(make: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backlog is received by one thread, without a pause, where no other can start."""
+    """If a poller cannot start more threads, one thread receives a backlog without a pause."""
     queue = make(a_window(100))
     pauses: list[float] = []
     monkeypatch.setattr(queue.poller._stopped, "wait", pauses.append)

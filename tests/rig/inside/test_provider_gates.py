@@ -1,4 +1,9 @@
-"""The worker's side of a provider: asked before a run, told at its end, recalling by SQS."""
+"""A provider's gate in the worker decides when messages of its tasks run.
+
+The worker asks the gate before each run, and tells it how the run ended. While the provider is
+down, the gate lets the worker hide messages. Later it *recalls* them: the worker makes them visible
+before they are due.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +44,7 @@ QUEUE = Queue("http://sqs/1/mail", visibility_timeout_seconds=30)
 
 
 class Port:
-    """Takes the calls about one queue, and counts those that show or hide a message."""
+    """Takes the calls about one queue, and records those that change visibility."""
 
     def __init__(self) -> None:
         self.batches: list[list[tuple[str, int]]] = []
@@ -70,7 +75,7 @@ class Scene:
         self.gate: Gate = gate
 
     def lease(self, name: str, *, queue: Queue = QUEUE, **facts: Any) -> Lease:
-        """Receive a message."""
+        """Receive a message, and return its lease."""
         defaults = {"received_at": time.time(), "first_received_at": time.time()}
         lease = Lease(
             calls=self.port,  # type: ignore[arg-type]
@@ -94,14 +99,14 @@ class Scene:
         self.make_calls()
 
     def make_calls(self) -> list[tuple[str, int]]:
-        """Make the calls that are due; return what was asked about visibility."""
+        """Make the calls that are due. Return handle and seconds of each change of visibility."""
         before = len(self.port.batches)
         while (call := self.keeper.next_call()) is not None:
             self.keeper.perform(call)
         return [entry for batch in self.port.batches[before:] for entry in batch]
 
     def recall(self) -> list[str]:
-        """Let messages be brought forward; return the handles of those that SQS was asked for."""
+        """Let the gate recall messages. Return the handles of the messages that become visible."""
         self.gates.recall()
         return [handle for handle, seconds in self.make_calls() if seconds == 0]
 
@@ -200,10 +205,10 @@ def test_recall_behind_slow_call() -> None:
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_recall_despite_sqs_failure(kind: Kind, sent_again: bool) -> None:
-    """The worker recalls messages again after SQS has failed to show them.
+    """The worker repeats a recall that SQS has refused.
 
-    Messages in doubt are not recalled again, as another worker may have them: one batch, and one
-    message now and then.
+    If the response is lost, it does not repeat the recall, as another worker may have the message.
+    In that case it loses only one batch, and later one message now and then.
     """
     scene = Scene()
     scene.outage()
@@ -216,7 +221,7 @@ def test_recall_despite_sqs_failure(kind: Kind, sent_again: bool) -> None:
     for _ in range(40):
         scene.now += 0.25
         failed += scene.recall()
-    assert len(scene.port.batches) <= 40, "ten seconds"
+    assert len(scene.port.batches) <= 40, "too many calls in ten seconds"
     assert sent_again or len(set(failed)) <= 50
     scene.port.failure = None
     scene.port.batches.clear()
@@ -245,9 +250,9 @@ def test_recall_of_unknown_message() -> None:
 
 
 def test_hold_in_doubt() -> None:
-    """The worker does not recall a message whose hold was in doubt.
+    """The worker does not recall a message if it does not know when SQS hid the message.
 
-    SQS may have shown it before it hid it, and then another worker has it.
+    The message may have been visible before, and another worker may have received it.
     """
     scene = Scene()
     scene.outage()
@@ -260,9 +265,9 @@ def test_hold_in_doubt() -> None:
 
 
 def test_newer_receive_ends_recall() -> None:
-    """A newer receive of a message ends its recall.
+    """If the worker receives a message again during its recall, it renews the new lease at once.
 
-    SQS hands the message out while it is asked to show it, and the newer hold must last.
+    The recall could have made the message visible after the receive.
     """
     scene = Scene()
     scene.outage()
@@ -274,12 +279,12 @@ def test_newer_receive_ends_recall() -> None:
     assert call is not None
     newer = scene.lease("m", receive_count=2)
     scene.keeper.enter(call, [None])
-    assert scene.make_calls() == [("handle of m", 30)], "it is renewed at once"
+    assert scene.make_calls() == [("handle of m", 30)], "the worker has not renewed the lease"
     assert newer.state is LeaseState.HELD
 
 
 def test_hold_for_other_reason() -> None:
-    """The gate does not keep messages that are hidden for another reason, such as an ETA."""
+    """The gate does not count messages that are hidden for another reason, such as an ETA."""
     scene = Scene()
     scene.outage()
     scene.lease("a task's ETA").defer(9999.0)
@@ -301,9 +306,9 @@ def test_hidden_message_is_small() -> None:
 def test_hand_over_at_stop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A stopping worker lets the messages that it has hidden come back soon.
+    """A worker that stops lets the messages that it has hidden come back soon.
 
-    It leaves out those whose next receive is their last.
+    It does not do so for messages whose next receive is the last.
     """
     caplog.set_level("INFO")
     scene = Scene()
@@ -366,7 +371,7 @@ def test_recovery_is_reported() -> None:
 def test_hand_over_with_hanging_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A call that hangs does not hold up the end of the worker."""
+    """A worker that stops does not wait for a call that hangs."""
     monkeypatch.setattr(providers, "HAND_OVER_SECONDS", 0.05)
     scene, may_go_on = Scene(), threading.Event()
     scene.outage()
@@ -386,7 +391,7 @@ def test_hand_over_with_hanging_call(
 
 
 def test_hand_over_without_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker hands nothing over when it cannot start a thread, and raises nothing."""
+    """If a worker that stops cannot start a thread, its hidden messages stay hidden."""
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread at interpreter shutdown")
@@ -400,16 +405,16 @@ def test_hand_over_without_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hides_all() -> None:
-    """A gate hides every message while it is open and no probe is due.
+    """While the provider is down and no probe is due, a gate hides every message.
 
-    Then a task need not wait in Celery, for its ``rate_limit``, to be hidden.
+    So a task does not have to wait for its ``rate_limit`` before its message is hidden.
     """
     scene = Scene()
     assert not scene.gate.hides_all
     scene.outage()
     assert scene.gate.hides_all
     scene.now += 60.0
-    assert not scene.gate.hides_all, "what waits in Celery is no probe"
+    assert not scene.gate.hides_all, "a probe is due now"
 
 
 def test_delay_after_failure() -> None:
@@ -441,7 +446,10 @@ def test_named_delay() -> None:
 
 
 def paced(scene: Scene, name: str, **facts: Any) -> tuple[Any, list[str]]:
-    """A message in line for a slot, and where it notes that it started."""
+    """Let a message wait in line for a slot. Return it, and a list that gets its name at its start.
+
+    A provider with a rate gives each call a slot, which is a time to start.
+    """
     lease = scene.lease(name, **facts)
     started: list[str] = []
     assert scene.gate.keeps_back(lease, scene.options, lambda: started.append(name))
@@ -455,16 +463,16 @@ def step(scene: Scene) -> None:
 
 @pytest.mark.parametrize("how", ["begins", "is settled", "is hidden"])
 def test_slot_is_passed_on(how: str) -> None:
-    """A message that gives up its slot makes room for the next one.
+    """When a message has used or given up its slot, the next message in line gets one.
 
-    Otherwise, no message of its provider would start in this worker any more.
+    Otherwise no message of the provider would start in this worker any more.
     """
     scene = Scene(provider=Provider("mail", rate=1.0))
     first, second = paced(scene, "a"), paced(scene, "b")
     for _ in range(3):
         step(scene)
         scene.now += 2.0
-    assert (first[1], second[1]) == (["a"], []), "one second's slots"
+    assert (first[1], second[1]) == (["a"], []), "only one message may start"
     if how == "begins":
         first[0].has_turn = False
     elif how == "is settled":
@@ -491,7 +499,7 @@ def test_waiting_is_counted() -> None:
 
 
 def test_last_receive_waits_in_line() -> None:
-    """A message on its last receive is not hidden for its slot, and starts at its slot."""
+    """At its last receive, a message waits for its slot in the worker and is not hidden."""
     scene = Scene(provider=Provider("mail", rate="1/m"))
     first, _ = paced(scene, "m0")
     last, started = paced(scene, "m1", receive_count=5, max_receive_count=5)
@@ -522,9 +530,9 @@ def test_slot_after_budget() -> None:
 
 
 def test_rate_after_budget() -> None:
-    """Messages that run after their ``retry_for`` keep to the rate.
+    """Messages whose ``retry_for`` is over also keep to the rate.
 
-    All waiting messages run once when the workers are back, even after few receives.
+    After a stop of all workers, such messages still run once.
     """
     scene = Scene(provider=Provider("mail", rate="1/s"), retry_for=600.0)
     facts = {"first_received_at": time.time() - 3600.0, "receive_count": 2}
@@ -584,9 +592,9 @@ def test_probe_needs_no_slot() -> None:
 
 @pytest.mark.parametrize("rate", [None, "1/h"])
 def test_probe_waits_in_celery(rate: str | None) -> None:
-    """A probe that waits in Celery still runs when it starts.
+    """The gate lets a probe run that has waited in Celery, for example for its ``rate_limit``.
 
-    The gate hid it because no other probe was due, and on a quiet queue no probe ever ran.
+    It must not take the probe for another message while no second probe is due.
     """
     scene = Scene(provider=Provider("mail", rate=rate))
     for i in range(6):
@@ -594,13 +602,13 @@ def test_probe_waits_in_celery(rate: str | None) -> None:
     scene.now += 10.0
     probe = scene.lease("probe", receive_count=2)
     assert not scene.gate.keeps_back(probe, scene.options, list)
-    probe.has_turn = False  # as it does not start yet
+    probe.has_turn = False  # Celery does not start the task yet
     scene.now += 5.0
     assert not scene.gate.keeps_back(probe, scene.options, list)
 
 
 def test_events() -> None:
-    """The worker's events tell of a provider's pause, probe, recall and recovery."""
+    """Observers get an event for a provider's pause, probe, recovery and recalls."""
     scene = Scene()
     scene.outage()
     scene.hide("m")
@@ -621,9 +629,9 @@ def test_events() -> None:
 
 
 def test_observers_without_lock() -> None:
-    """The worker calls observers without holding the lock that renewals need.
+    """The worker calls observers without the lock that renewals need.
 
-    A log that is slow, or blocked, holds up no lease.
+    So a log that is slow or blocked does not hold up renewals.
     """
     scene, was_free = Scene(), []
 
@@ -648,7 +656,7 @@ def test_observers_without_lock() -> None:
 
 
 class Task:
-    """What gates see of a task."""
+    """The part of a task that gates use."""
 
     def __init__(self, **options: Any) -> None:
         self.backoff_options = Options(**options)
@@ -669,7 +677,7 @@ def test_tenants_have_own_gates() -> None:
 
 
 def test_tenant_in_events() -> None:
-    """No event tells who a tenant is."""
+    """An event does not show the value that names a tenant."""
     scene = Scene()
     task = Task(provider=Provider("mail", key="account"))
     gate = scene.gates.of_call(task, lambda: ((), {"account": "secret-account"}, {}))
@@ -684,7 +692,7 @@ def test_tenant_in_events() -> None:
 
 
 def test_tenants_are_bounded() -> None:
-    """The worker keeps a bounded number of tenants, and drops none that fails."""
+    """The worker limits the number of tenants' gates, and keeps those with failures."""
     scene = Scene()
     provider = Provider("mail", key="account")
     failing = scene.gates.of(provider, "failing")
@@ -694,15 +702,15 @@ def test_tenants_are_bounded() -> None:
         failing.ended(lease, RunEnd(End.RAISED, Hide(3.0), Reply.FAILED))
     for i in range(MOST_TENANTS + 50):
         scene.gates.of(provider, f"tenant {i}")
-    assert len(scene.gates._gates) <= MOST_TENANTS + 1  # and that of no tenant
+    assert len(scene.gates._gates) <= MOST_TENANTS + 1  # one more for calls without a tenant
     assert scene.gates.of(provider, "failing") is failing
 
 
 def test_tenants_run_elsewhere() -> None:
-    """The worker forgets tenants whose hidden messages have come back.
+    """The worker can drop a tenant's gate when the tenant's hidden messages are due.
 
-    Otherwise, 1,000 tenants with one failure each would stay for ever, and all new ones would share
-    one gate.
+    Otherwise the gates of 1,000 tenants with one failure each would stay for ever, and all new
+    tenants would share one gate.
     """
     provider, failed = (
         Provider("mail", key="account"),
@@ -724,7 +732,7 @@ def test_tenants_run_elsewhere() -> None:
 
 
 def test_tasks_share_gate() -> None:
-    """Tasks of one provider share its gate, and a task without a provider has none."""
+    """Tasks of the same provider share a gate. A task without a provider has no gate."""
     gates = Scene().gates
     assert gates.of("sms") is gates.of("sms") is gates.of(Provider("sms"))
     assert gates.of("other") is not gates.of("sms")
@@ -739,9 +747,9 @@ def test_invalid_provider(value: object) -> None:
 
 
 def test_probe_ends_before_run() -> None:
-    """The gate replaces a probe that ends before its run.
+    """If a probe's message is settled before its run, the gate takes another message as a probe.
 
-    The worker gives it back at a reconnect, or keeps it because its arguments cannot be used.
+    For example, the worker gives the message back when it loses its connection.
     """
     scene = Scene()
     scene.outage()
@@ -751,15 +759,15 @@ def test_probe_ends_before_run() -> None:
     probe.free()
     scene.now += 200.0
     assert not scene.gate.keeps_back(scene.lease("next"), scene.options, list), (
-        "it is the probe now"
+        "the next message is no probe"
     )
 
 
 @pytest.mark.parametrize("when", ["is asked", "waits for a thread"])
 def test_probe_lost_before_run(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    """The gate replaces a probe whose message is lost before its run.
+    """If a probe's lease is lost before its run, the gate takes another message as a probe.
 
-    A lost probe kept the gate closed for ten minutes.
+    Otherwise the gate would wait ten minutes for the lost probe.
     """
     scene = Scene()
     scene.outage()
@@ -785,7 +793,7 @@ def test_probe_lost_before_run(monkeypatch: pytest.MonkeyPatch, when: str) -> No
 def test_lost_while_gate_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A message that is lost while its gate decides does not begin."""
+    """A task does not begin if its lease is lost while the gate decides."""
     scene = Scene()
     lease = scene.lease("m")
     assert not scene.gate.keeps_back(lease, scene.options, list)
@@ -801,7 +809,7 @@ def test_lost_while_gate_decides(
 
 
 def test_probe_lost_during_run() -> None:
-    """The gate waits for a probe that runs on after its message was lost."""
+    """The gate waits for the end of a probe that goes on after its lease was lost."""
     scene = Scene()
     scene.outage()
     scene.now += 200.0

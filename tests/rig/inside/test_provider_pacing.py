@@ -1,4 +1,7 @@
-"""The threads that let messages start: nothing waits for a store that is away or slow."""
+"""The pacer, which starts messages of a provider with a rate, each at its slot.
+
+Workers agree on the slots through the store. No message waits for a store that is away or slow.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from tests.support.processes import eventually
 
 
 class Waiting:
-    """What the line sees of a lease."""
+    """The part of a lease that the line of waiting messages uses."""
 
     has_turn = False
 
@@ -30,7 +33,7 @@ class Waiting:
 
 
 class Store:
-    """A store that hands out slots. A call takes its time."""
+    """A store that hands out slots. ``there`` and ``back`` are the seconds of a call's two ways."""
 
     there = back = 0.0
 
@@ -48,7 +51,7 @@ class Store:
 
 
 class Scene:
-    """A pacer whose threads are the test."""
+    """A pacer without threads. The test does their work."""
 
     def __init__(self) -> None:
         self.now, self.store = 100.0, Store(self)
@@ -66,7 +69,7 @@ class Scene:
         lease: Any = Waiting()
 
         def start() -> None:
-            lease.has_turn = False  # its task begins
+            lease.has_turn = False  # the task has begun
             self.began.append(self.now)
 
         self.pacer.join(pace, lease, start, 100.0, 1e9)
@@ -77,7 +80,7 @@ class Scene:
             action()
 
     def answer(self) -> None:
-        """The other thread asks the store, if it is to be asked."""
+        """Ask the store for slots, as the pacer's second thread would, if slots are wanted."""
         for pace in list(self.pacer._asked):
             self.pacer.ask(pace)
 
@@ -94,7 +97,7 @@ def join(pacer: Pacer, pace: Pace, start: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("way", ["there", "back"])
 def test_answer_is_late(way: str) -> None:
-    """Slots keep their distance however long the store's answer took."""
+    """Messages do not start closer together because a response of the store came late."""
     scene = Scene()
     scene.line(30)
     for number in range(200):
@@ -108,14 +111,18 @@ def test_answer_is_late(way: str) -> None:
 
 
 def test_slow_store_is_away() -> None:
-    """A worker makes its share if a call hangs, until the store answers in time."""
+    """If a call to the store hangs, the worker starts messages at its own share of the rate.
+
+    It does so until the store responds in time.
+    """
     scene = Scene()
     pace = scene.line(90)
-    scene.step()  # and the other thread hangs
+    scene.step()  # the second thread hangs, because the test does not call answer()
     for _ in range(40):
         scene.step(0.1)
     assert pace.is_away
-    assert 1 <= len(scene.began) <= 4, "of ten workers, as the store has not said how many"
+    # The store has not told the number of workers, so this one takes a tenth of the rate.
+    assert 1 <= len(scene.began) <= 4
     scene.store.back = 1.2
     scene.answer()
     assert pace.is_away
@@ -126,18 +133,18 @@ def test_slow_store_is_away() -> None:
 
 
 def test_own_share_hides_more() -> None:
-    """While the store is away, a message waits for a slot of this worker's own share."""
+    """While the store is away, the worker hides messages beyond its own share of the rate."""
     scene = Scene()
     pace = scene.line(300)  # 30 s at the rate of the fleet, and 300 s at a tenth of it
-    scene.step()  # and the other thread hangs
+    scene.step()  # the second thread hangs, because the test does not call answer()
     for _ in range(40):
         scene.step(0.1)
     assert pace.is_away
-    assert 90 <= len(pace.line) <= 102, "as many as get a slot within 100 s"
+    assert 90 <= len(pace.line) <= 102, "expected the messages that get a slot within 100 s"
 
 
 def test_full_line_asks_rarely() -> None:
-    """A full line starts its messages at the rate, and rarely asks the store for slots."""
+    """With many waiting messages, the pacer keeps the rate and rarely asks the store for slots."""
     scene = Scene()
     scene.line(1000)
     for _ in range(100):
@@ -170,7 +177,7 @@ def _no_thread(thread: object) -> None:
 
 
 def test_no_thread_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without threads loses no message, and the next one tries again."""
+    """If the pacer cannot start its threads, it tries again at the next message, and loses none."""
     pacer, pace, started = real_pacer(), make_pace(1e6), threading.Semaphore(0)
     with monkeypatch.context() as patched:
         patched.setattr("threading.Thread.start", _no_thread)
@@ -182,7 +189,7 @@ def test_no_thread_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_look_fails(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The pacer repeats a look that fails, and logs its error without the text."""
+    """If a look for due messages raises an error, the pacer logs its type and looks again."""
     monkeypatch.setattr(pacing, "_AFTER_FAULT_SECONDS", 0.01)
     looks: list[float] = []
 
@@ -201,9 +208,9 @@ def test_look_fails(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFi
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_dead_thread_is_a_fault() -> None:
-    """A dead thread of the pacer is a fault until the worker stops.
+    """The pacer reports a dead thread as a fault until the worker stops.
 
-    Otherwise, a worker that looks alive would hold the messages in line for ever.
+    Otherwise the worker would look healthy, but hold the waiting messages for ever.
     """
     pacer = real_pacer()
     assert pacer.fault() is None

@@ -1,4 +1,4 @@
-"""Names of workers, and how our strategy hands Celery's options on."""
+"""Names of workers in the store, and our strategy on another broker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_sqs_backoff.worker import consume
 
 
 def test_names_in_containers() -> None:
-    """Workers of one name in two containers, each process 1 there, have different names."""
+    """Two workers with the same hostname and pid, as in two containers, get different names."""
     code = (
         "import os; os.getpid = lambda: 1\n"
         "from types import SimpleNamespace\n"
@@ -29,7 +29,7 @@ def test_names_in_containers() -> None:
 
 
 def test_strategy_of_another_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Elsewhere Celery's strategy gets its keywords, and makes requests of Celery's own class."""
+    """On another broker, Celery's own strategy gets all its options and its own request class."""
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
         consume,

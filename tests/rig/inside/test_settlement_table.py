@@ -1,4 +1,4 @@
-"""The settlement table by itself: what costs how much, its agenda, and what is hidden."""
+"""The settlement table: the worker's leases, and the calls to SQS that are due for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ THROTTLED = Failure(Kind.THROTTLED, "RequestThrottled", is_of_call=True)
 
 
 class Table(SettlementTable):
-    """A table with a clock that the test moves, and the news that observers were told."""
+    """A table with a clock that the test moves. ``told`` has the events that observers got."""
 
     def __init__(self, *, linger_seconds: float = 0) -> None:
         self.now = 0.0
@@ -50,7 +50,7 @@ class Table(SettlementTable):
         return lease
 
     def answer_all(self, now):
-        """Make every call that is due, all of them successfully; return how many there were."""
+        """Make every call that is due, as if SQS accepted it. Return the number of calls."""
         self.now = now
         calls = 0
         while (call := self.next_call()) is not None:
@@ -59,7 +59,7 @@ class Table(SettlementTable):
         return calls
 
     def calls_due(self, now):
-        """Take the calls that are due; return them by what they do."""
+        """Take the calls that are due, and return them by operation."""
         self.now = now
         return {call.lane.operation: call for call in iter(self.next_call, None)}
 
@@ -86,7 +86,7 @@ def hold_messages(count):
 
 def cpu_seconds_to_renew(count):
     table = hold_messages(count)
-    gc.disable()  # it would walk through all that pytest holds
+    gc.disable()  # a collection would take long, because pytest holds many objects
     try:
         began = time.process_time()
         assert table.answer_all(10.0) == count // 10
@@ -98,27 +98,26 @@ def cpu_seconds_to_renew(count):
 
 
 def test_cost_of_renewals():
-    """Ten times as many held messages cost about ten times as much CPU time to renew.
+    """The CPU time to renew messages grows about as fast as their number.
 
-    Version 0.1 took 56 s for 50,000, a hundred times as much as for 5,000. A ratio holds on a slow
-    machine too.
+    The test compares two numbers of messages, because their ratio also holds on a slow machine.
     """
     few = min(cpu_seconds_to_renew(5_000) for _ in range(3))
     assert cpu_seconds_to_renew(50_000) < 30 * few
 
 
 def test_calls_of_renewals():
-    """The table renews many held messages for longer, so that the calls stay few."""
+    """With many messages, each renewal asks for a longer time, so that there are few calls."""
     table = hold_messages(5_000)
     calls = sum(table.answer_all(float(second)) for second in range(1, 301))
     assert table.told == []
-    assert calls < 7_000, "about 20 a second; 50 without"
+    assert calls < 7_000, "expected about 20 calls a second. Short renewals would need 50"
 
 
 def test_settled_is_forgotten():
-    """The table keeps nothing about settled messages.
+    """The table forgets messages that are settled.
 
-    This holds beside a renewal that is hours away, as with a visibility timeout of 12 hours.
+    This also holds if the next renewal is hours away, as with a visibility timeout of 12 hours.
     """
     table = Table(linger_seconds=0.1)
     queue = Queue("https://sqs.example/1/long", visibility_timeout_seconds=43_200)
@@ -138,7 +137,7 @@ def test_settled_is_forgotten():
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=60), st.floats(0, 100))
 def test_agenda(items, now):
-    """An agenda returns the leases that are due and were not cancelled, oldest first."""
+    """An agenda returns the leases that are due and not cancelled, in the order of their times."""
     agenda = Agenda()
     leases = [make_lease(QUEUE, str(n), "h", None) for n in range(len(items))]
     for lease, (at, _) in zip(leases, items, strict=True):
@@ -183,7 +182,7 @@ def test_delay_too_long() -> None:
     assert table.now < table.next_at() <= lease.visible_at
 
 
-# A call of the table that sends becomes two calls to SQS if its bytes are too many for one
+# One batch of dead letters becomes two calls to SQS if it is too long for one
 
 
 def settle_as_dead_letters(count):
@@ -194,7 +193,7 @@ def settle_as_dead_letters(count):
 
 
 def take_sends(table, now):
-    """Make the calls that are due, except those that send. Return the latter."""
+    """Make the calls that are due, and return those that send dead letters without making them."""
     table.now, calls = now, []
     while (call := table.next_call()) is not None:
         if call.lane.operation is Operation.SEND:
@@ -209,10 +208,9 @@ REFUSED_FOR_ONE = Failure(Kind.BAD_ENTRY, "InvalidParameterValue", is_of_call=Tr
 
 @pytest.mark.parametrize("refused", [("m0", "m1"), ("m2", "m3")], ids=["first", "second"])
 def test_one_of_two_sends_refused(refused) -> None:
-    """If a send takes two calls to SQS, the table repeats only the call that SQS refused.
+    """If a batch of dead letters takes two calls, the table repeats only the call that failed.
 
-    Otherwise a dead letter that SQS has taken would be there twice, or a refused one would lose its
-    record.
+    Otherwise SQS would get some dead letters twice, or a refused one would lose its record.
     """
     table = settle_as_dead_letters(4)
     sent = []
@@ -227,7 +225,7 @@ def test_one_of_two_sends_refused(refused) -> None:
 
 
 def test_second_send_throttled() -> None:
-    """The table waits before it repeats the second of two calls that send, if SQS throttled it."""
+    """If SQS throttles the second of two calls with dead letters, the table repeats it later."""
     table = settle_as_dead_letters(4)
     [call] = take_sends(table, 0.0)
     table.enter(call, [None, None, THROTTLED, THROTTLED])
@@ -236,11 +234,14 @@ def test_second_send_throttled() -> None:
     assert [entry.lease.message_id for entry in call.entries] == ["m2", "m3"]
 
 
-# Removals whose messages somebody else may have
+# Deletes of messages that another worker may have received
 
 
 def test_late_delete_in_doubt() -> None:
-    """A delete in doubt fails if its handle is void and another worker may have the message."""
+    """If SQS refuses the handle when a delete is repeated late, the delete counts as failed.
+
+    Another worker may have the message by then.
+    """
     table = Table()
     table.receive().done()
     table.enter(table.next_call(), [NO_RESPONSE])
@@ -253,9 +254,9 @@ def test_late_delete_in_doubt() -> None:
 
 @pytest.mark.parametrize("want", [State.DELETE, State.DEAD_LETTER])
 def test_renewal_crosses_delete(want) -> None:
-    """Observers hear nothing of a refused renewal that crosses the delete of its message.
+    """Observers get no event if SQS refuses a renewal because it has just deleted the message.
 
-    SQS deletes the message, then refuses to renew it; the response to the delete is later.
+    The response to the renewal comes before the response to the delete.
     """
     table = Table()
     lease = table.receive()
@@ -281,9 +282,9 @@ def test_dead_letter_of_lost_message() -> None:
 
 
 def test_dead_letter_already_sent():
-    """A message that comes back after its dead letter was sent is deleted, and not sent again.
+    """If a message comes back after its dead letter was sent, it is deleted and not sent again.
 
-    SQS refused to renew the message while its dead letter was under way.
+    It comes back because SQS refused a renewal while the dead letter was under way.
     """
     table, queue = Table(), replace(QUEUE, dlq_arn="arn:aws:sqs:eu-west-1:1:dead")
     lease = table.receive(queue=queue)
@@ -299,9 +300,9 @@ def test_dead_letter_already_sent():
 @pytest.mark.parametrize("want", [State.DELETE, State.DEAD_LETTER])
 @pytest.mark.parametrize(("failures", "seconds"), [(3, 30), (4, 60), (20, 900)])
 def test_hold_during_failures(want, failures, seconds) -> None:
-    """A message is hidden for longer only after its removal has failed more than three times.
+    """The table hides a message for longer only if its delete has failed more than three times.
 
-    A worker was killed after two throttled calls, and its message came back only after two minutes.
+    If the worker is killed after a few failures, its message still comes back soon.
     """
     table = Table()
     lease = table.receive()
@@ -314,9 +315,9 @@ def test_hold_during_failures(want, failures, seconds) -> None:
 
 
 def test_transitions():
-    """Each state of a lease can be reached and left, and other transitions fail.
+    """Each state of a lease can be reached and left. A transition outside of the table fails.
 
-    The docs draw their diagram from this table; leases go by it.
+    The diagram in the docs comes from the same table.
     """
     assert set(TRANSITIONS) == set(State)
     reached = {to for transitions in TRANSITIONS.values() for to in transitions}
@@ -326,9 +327,10 @@ def test_transitions():
 
 
 def test_callers_of_change_visibility():
-    """Only the settlement table changes the visibility of messages.
+    """In the worker, only the keeper changes the visibility of messages, for the settlement table.
 
-    A call beside it could end the hold of a newer receive. The redrive has its own ledger.
+    Another call could make a message visible that was received again. The redrive has a table of
+    its own.
     """
     package = Path(celery_sqs_backoff.__file__).parent
     callers = {
@@ -336,7 +338,7 @@ def test_callers_of_change_visibility():
         for path in package.rglob("*.py")
         if ".change_visibility(" in path.read_text()
     }
-    # The doctor asks with a receipt handle that is none, whether it has the permission.
+    # The doctor calls with an invalid receipt handle, to find out whether it has the permission.
     assert {name for name in callers if not name.startswith("redrive/")} == {
         "worker/keeper.py",
         "doctor/look.py",
@@ -347,7 +349,7 @@ def test_callers_of_change_visibility():
 
 
 def hidden_table(count):
-    """Messages that SQS hides for 600 s, and that may be brought forward."""
+    """Return a table with messages that are hidden for 600 s and may be brought forward."""
     table, hidden = Table(), Hidden()
     leases = [
         table.receive(f"m{n}", f"h{n}", recall=Recall(hidden, receives=n)) for n in range(count)
@@ -360,7 +362,7 @@ def hidden_table(count):
 
 
 def test_calls_while_hidden():
-    """A hidden message costs no call, and the table forgets it shortly before it is due."""
+    """A hidden message needs no call, and the table forgets it shortly before it is due."""
     table, hidden, _ = hidden_table(3)
     assert table.answer_all(594.0) == 0
     assert len(hidden) == 3
@@ -384,7 +386,7 @@ def test_bring_forward(due_at, seconds):
 
 
 def test_bring_forward_while_failing():
-    """While calls fail, the table brings one message forward at a time."""
+    """After a failed call, the table brings no message forward until a call has succeeded."""
     table, _, leases = hidden_table(3)
     table.now = 100.0
     table.bring_forward([(leases[0], 100.0)])
@@ -395,9 +397,9 @@ def test_bring_forward_while_failing():
 
 
 def test_bring_forward_after_failure():
-    """After a failed call that has no second try, recalls are slow for about a minute.
+    """If a failed call is not repeated, the table brings only one message forward for a minute.
 
-    No further call about visibility is due, so none could succeed.
+    No further call about visibility is due, so none can show that SQS works again.
     """
     table, _, _ = hidden_table(1)
     lease = table.receive("held", "h")
@@ -412,7 +414,7 @@ def test_bring_forward_after_failure():
 
 
 def test_not_before():
-    """The search for hidden messages does not look again at those that must not run yet."""
+    """The search for hidden messages skips those that must not run yet, without looking twice."""
     hidden = Hidden()
     for n in range(100):
         hidden.add(n, 900.0, Recall(hidden, not_before=500.0), 0.0)
@@ -423,7 +425,7 @@ def test_not_before():
 
 
 def test_furthest_first():
-    """Hidden messages come forward furthest first, and only a limited number is remembered."""
+    """Messages that are hidden longest come forward first. Only some of them are remembered."""
     hidden = Hidden(most=3)
     recall = Recall(hidden)
     for n in (2, 1, 3, 4):
@@ -431,5 +433,5 @@ def test_furthest_first():
     assert hidden.furthest(2, 0.0) == [3, 2]
     hidden.discard(3)
     assert hidden.furthest(5, 0.0) == [2, 1]
-    assert hidden.furthest(5, 96.0) == [2], "the hold of the other may end"
+    assert hidden.furthest(5, 96.0) == [2], "the other message may become visible by itself"
     assert hidden.add(5, 30.0, Recall(hidden, not_before=26.0), 0.0) is None

@@ -1,4 +1,7 @@
-"""Guards for older versions of Celery and kombu, on stand-ins: so they run with the newest, too."""
+"""Guards against bugs of Celery and kombu.
+
+The tests use stand-ins for Celery's classes, so they also test guards for older versions.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from celery_sqs_backoff.worker import upstream
 
 
 class Hub:
-    """kombu's event loop before 5.7, as far as it is needed here."""
+    """A stand-in for kombu's event loop before 5.7."""
 
     def __init__(self):
         self.soon = []
@@ -51,9 +54,9 @@ def test_wake_from_another_thread():
 
 
 def test_wake_from_loop():
-    """A callback that the loop's own thread schedules keeps the loop from waiting.
+    """A callback that the loop's own thread schedules also wakes the event loop.
 
-    kombu 5.7 wakes its loop for other threads only.
+    kombu 5.7 itself wakes the loop only for other threads.
     """
     hub = kombu.asynchronous.Hub()
     try:
@@ -67,15 +70,16 @@ def test_wake_from_loop():
 
 
 def test_loop_not_reset():
-    """An event loop that was not reset drops the waker of the earlier start, and does not spin.
+    """If the worker starts twice on one event loop, the loop drops the first waker.
 
-    A step of the worker that fails to start, after ours, leaves the loop as it is.
+    Otherwise the loop would turn without a pause. This happens if a later step of the worker fails
+    to start.
     """
     hub = kombu.asynchronous.Hub()
     try:
         upstream.wake_event_loop(hub)
         upstream.wake_event_loop(hub)
-        gc.collect(1)  # of what is young; all would take seconds
+        gc.collect(1)  # only young objects, because a full collection takes seconds
         first, second = hub.readers
         assert select.select([first, second], [], [], 0)[0] == [first]
         callback, args = hub.readers[first]
@@ -86,20 +90,20 @@ def test_loop_not_reset():
 
 
 def test_loop_ended():
-    """A callback for a loop that has ended is scheduled without a wake-up.
+    """A callback for a loop that has ended is scheduled, and no wake-up fails.
 
-    A worker that stops gives messages back after its loop has been reset.
+    A worker that stops gives messages back after its loop was reset.
     """
     hub = Hub()
     upstream.wake_event_loop(hub)
     hub.readers.clear()
-    gc.collect(1)  # of what is young; all would take seconds
+    gc.collect(1)  # only young objects, because a full collection takes seconds
     hub.call_soon(print)
     assert hub.soon == [(print, ())]
 
 
 class FakeChannel:
-    """kombu's channel, as far as the guards touch it."""
+    """A stand-in for kombu's channel."""
 
     def __init__(self):
         self._tag_to_queue = {}
@@ -117,7 +121,7 @@ class FakeChannel:
 
 
 def test_receive_ourselves():
-    """kombu polls no queue, and the worker is told which queues Celery consumes and cancels."""
+    """kombu does not receive from queues. It tells the worker which queues Celery consumes."""
     channel, told = FakeChannel(), []
     upstream.receive_ourselves(
         channel,
@@ -135,9 +139,9 @@ def test_receive_ourselves():
 
 @pytest.mark.parametrize("no_ack", [False, True])
 def test_no_ack(no_ack):
-    """kombu keeps no message, and no channel deletes one.
+    """kombu neither keeps nor deletes a message.
 
-    kombu would send a copy of each message that it keeps when the channel closes.
+    When the channel closes, kombu would send a copy of each message that it keeps.
     """
     consumed, of_all_channels = [], set()
 
@@ -168,9 +172,9 @@ def test_declare_without_asking():
     ids=["ours", "the pool cannot take it", "given back"],
 )
 def test_task_not_started(is_ours, fits, ran):
-    """A task that does not start gives its process back.
+    """If a task does not start, the guard tells Celery that a process is free.
 
-    Celery counts the processes that are free; only this call gives one back.
+    Celery counts its free processes, and would otherwise count one too few.
     """
     freed, started, refused = [], [], []
     controller = SimpleNamespace(
@@ -186,7 +190,7 @@ def test_task_not_started(is_ours, fits, ran):
 
 
 class Pool:
-    """The prefork pool, whose flush forgets all jobs."""
+    """A stand-in for the prefork pool. Its flush forgets all jobs."""
 
     def __init__(self, jobs):
         self._pool = SimpleNamespace(_cache=jobs)
@@ -205,9 +209,9 @@ def job(*, accepted, ready=False, process=None):
     ids=["lost connection", "stop"],
 )
 def test_tasks_of_processes(close):
-    """A consumer that closes does not forget the tasks that the pool's processes have.
+    """When Celery's consumer closes, the pool does not forget the tasks that its processes have.
 
-    At a stop, a process whose result nobody read took 30 seconds, and its task ran again.
+    Otherwise nobody would read their results, and the tasks would run again.
     """
     jobs = {
         "running": job(accepted=True, process="p"),
@@ -223,9 +227,9 @@ def test_tasks_of_processes(close):
 
 
 def test_cold_shutdown():
-    """The consumer closes although a cold shutdown has already ended the pool.
+    """The consumer closes even if a cold shutdown has already ended the pool.
 
-    Otherwise no step of the consumer was stopped, ours included, and it went on receiving messages.
+    Otherwise Celery would not stop the consumer's steps, and ours would go on receiving messages.
     """
     closed = []
     consumer = SimpleNamespace(
@@ -238,7 +242,7 @@ def test_cold_shutdown():
 
 
 def make_pool(module, **facts):
-    """A subclass of one of Celery's pools."""
+    """Return an instance of a user's subclass of one of Celery's pools."""
     base = type("TaskPool", (), {"__module__": f"celery.concurrency.{module}"})
     pool = type("MyPool", (base,), {"__module__": "shop.pools"})()
     vars(pool).update(facts)
@@ -246,26 +250,26 @@ def make_pool(module, **facts):
 
 
 def test_idle_gevent_pool():
-    """An idle gevent pool has as many places as it may have greenlets.
+    """An idle gevent pool counts as many places as it may have greenlets.
 
-    Celery before 5.7 says how many greenlets run now; then a second task would never start.
+    Before 5.7, Celery gives the number of running greenlets instead, so no second task would start.
     """
     assert upstream.pool_size(make_pool("gevent", limit=200, num_processes=0)) == 200
 
 
 def test_grown_pool():
-    """A pool that has grown has as many places as it has processes."""
+    """A pool that has grown counts as many places as it has processes."""
     assert upstream.pool_size(make_pool("prefork", limit=2, num_processes=5)) == 5
 
 
 def test_subclass_of_pool():
-    """A subclass of one of Celery's pools counts as that pool."""
+    """A user's subclass of one of Celery's pools counts as that pool."""
     assert upstream.is_pool_of(make_pool("gevent"), "gevent")
     assert not upstream.is_pool_of(make_pool("gevent"), "prefork")
 
 
 def test_soft_shutdown_without_thread(monkeypatch):
-    """A soft shutdown waits although the thread that gives messages back cannot start."""
+    """A soft shutdown works even if the thread that gives messages back cannot start."""
 
     def refuse(self):
         raise RuntimeError("can't start new thread")

@@ -1,4 +1,4 @@
-"""How many messages the worker asks SQS for, without its threads."""
+"""The prefetch window, which decides how many messages a worker asks SQS for."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ URL = "https://sqs.example/1/q"
     ],
 )
 def test_wanted(load: Load, wanted: int) -> None:
-    """The worker asks for the messages that its window lacks, and ten at most."""
+    """The worker asks for as many messages as its window has room for, at most ten."""
     assert load.wanted == wanted
 
 
@@ -61,9 +61,9 @@ def test_wanted(load: Load, wanted: int) -> None:
 def test_window_is_limit(
     processes: int, multiplier: int, held: int, blocked: int, expected: int
 ) -> None:
-    """No more messages than the window wait for a process, and no free process goes without a call.
+    """A worker holds at most a window of messages, and asks for more if a process is free.
 
-    This holds as long as the worker does not count on tasks that end during a call.
+    This holds as long as it does not expect that tasks end during a call.
     """
     blocked = min(blocked, held)
     load = Load(processes, multiplier, held=held, blocked=blocked, expected=expected)
@@ -77,14 +77,14 @@ def test_window_is_limit(
 
 @given(held=st.integers(0, 30), free=st.integers(1, 10))
 def test_multiplier_of_one(held: int, free: int) -> None:
-    """With a multiplier of one the worker asks for a message for each free process."""
+    """With a prefetch multiplier of 1, the worker asks for one message per free process."""
     assert Load(held + free, 1, held=held).wanted == min(10, free)
 
 
 def work(
     throughput: Throughput, *, now: float, call: float, each: float, messages: int = 50
 ) -> float:
-    """A full batch comes after ``call`` seconds, and each of its messages takes ``each``."""
+    """Report a full batch after ``call`` seconds, whose messages take ``each`` seconds each."""
     now += call
     throughput.responded(now, call, full=True)
     for left in reversed(range(messages)):
@@ -94,7 +94,7 @@ def work(
 
 
 def test_throughput_unknown() -> None:
-    """The worker counts on no settlements before it has measured some."""
+    """Before its first measurement, the worker expects no task to end during a call."""
     assert Throughput().settled_within() == 0
 
 
@@ -103,14 +103,14 @@ def test_throughput_unknown() -> None:
     [(0.0151, 0.001, 15), (0.0151, 0.004, 3), (0.015, 0.1, 0), (0.3, 0.001, 300)],
 )
 def test_short_tasks(call: float, each: float, expected: int) -> None:
-    """The worker counts on the short tasks that it settles while a call is under way."""
+    """The worker expects as many short tasks to end during a call as it has measured."""
     throughput = Throughput()
     work(throughput, now=1_000.0, call=call, each=each)
     assert throughput.settled_within() == pytest.approx(expected, abs=1)
 
 
 def test_time_without_messages() -> None:
-    """Time without messages does not make tasks look longer."""
+    """Time without messages does not count as time of tasks."""
     throughput, now = Throughput(), 1_000.0
     for _ in range(5):
         now = work(throughput, now=now, call=0.0201, each=0.001) + 3600
@@ -119,7 +119,7 @@ def test_time_without_messages() -> None:
 
 @pytest.mark.parametrize(("seconds", "full"), [(20.0, False), (7.0, True)])
 def test_response_that_waited(seconds: float, full: bool) -> None:
-    """A response that waited for messages does not change how long a call seems to take."""
+    """A receive that waited for messages does not count in the time of a call."""
     throughput = Throughput()
     now = work(throughput, now=1_000.0, call=0.0201, each=0.001)
     throughput.responded(now + seconds, seconds, full=full)
@@ -127,7 +127,7 @@ def test_response_that_waited(seconds: float, full: bool) -> None:
 
 
 def test_one_long_task() -> None:
-    """After one long task the worker counts on no settlements for a while."""
+    """After one long task, the worker expects no task to end during a call for a while."""
     throughput = Throughput()
     now = work(throughput, now=1_000.0, call=0.020, each=0.001)
     work(throughput, now=now, call=0.020, each=1.0, messages=1)
@@ -135,7 +135,7 @@ def test_one_long_task() -> None:
 
 
 def test_clock_stands_still() -> None:
-    """A clock that stands still makes the worker count on a batch, and raises nothing."""
+    """If tasks take no measurable time, the worker expects ten to end during a call."""
     throughput, now = Throughput(), itertools.repeat(5.0)
     throughput.responded(next(now), 0.1, full=True)
     throughput.settled(next(now), more=True)
@@ -143,9 +143,9 @@ def test_clock_stands_still() -> None:
 
 
 def test_settlements_behind(caplog: pytest.LogCaptureFixture) -> None:
-    """A queue whose settlements SQS does not confirm for long is named once, and once again later.
+    """A worker stops receiving from a queue while SQS does not confirm 1,000 settlements of it.
 
-    It brings no messages as long as that is so.
+    If this lasts, it logs the queue once. If it happens again, it logs the queue again.
     """
     waiting, now = [1_001], [0.0]
     window = a_window(1, 4, waiting_for=lambda url: waiting[0], clock=lambda: now[0])
