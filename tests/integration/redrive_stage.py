@@ -1,4 +1,4 @@
-"""A main queue with a dead-letter queue, an app on them, and what a test does with both."""
+"""A queue with a dead-letter queue on a real server, an app, and helpers for redrives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class RedriveStage:
-    """Queues with an app on them; ``sqs`` is our own client, the app talks to ``endpoint``."""
+    """A queue, its dead-letter queue and an app.
+
+    The test calls SQS with the client ``sqs``, and the app calls it at ``endpoint``.
+    """
 
     def __init__(self, sqs: SQSClient, endpoint: str, queue: LocalQueue) -> None:
         assert queue.dlq is not None
@@ -29,7 +32,7 @@ class RedriveStage:
         self.events: list[Any] = []
 
     def redrive(self, source: str | None = "", **options: Any) -> RedriveReport:
-        """Redrive the dead-letter queue, noting all events."""
+        """Redrive the dead-letter queue, and keep all events in ``events``."""
         on_event: Callable[[Any], None] = options.pop("on_event", lambda event: None)
 
         def both(event: Any) -> None:
@@ -44,7 +47,7 @@ class RedriveStage:
         return ids_of(self.events, kind)
 
     def fill(self, *bodies: str, **entry: Any) -> list[str]:
-        """Put messages on the dead-letter queue."""
+        """Put messages with these bodies on the dead-letter queue."""
         for start in range(0, len(bodies), 10):
             entries = [
                 {"Id": str(i), "MessageBody": body, **entry}
@@ -58,7 +61,7 @@ class RedriveStage:
         return self.fill(*(json.dumps({"n": n}) for n in range(count)))
 
     def take(self, queue: LocalQueue) -> list[dict[str, Any]]:
-        """Take all visible messages off a queue, whole."""
+        """Receive and delete all visible messages of a queue, and return them."""
         found: list[dict[str, Any]] = []
         while batch := self.sqs.receive_message(
             QueueUrl=queue.url,
@@ -72,7 +75,7 @@ class RedriveStage:
         return found
 
     def bodies(self, queue: LocalQueue) -> Counter[str]:
-        """Take all visible messages off a queue; how often each body was there."""
+        """Receive and delete all visible messages of a queue, and count each body."""
         return Counter(message["Body"] for message in self.take(queue))
 
 
@@ -81,7 +84,7 @@ def ids_of(events: list[Any], kind: type[Any]) -> set[str]:
 
 
 def task(name: str = "mails.send", **headers: Any) -> str:
-    """A Celery message's body."""
+    """Return the body of a Celery message."""
     return json.dumps(
         {
             "body": "W1tdLHt9LHt9XQ==",
@@ -94,7 +97,7 @@ def task(name: str = "mails.send", **headers: Any) -> str:
 
 
 def record(**facts: Any) -> Mapping[str, Any]:
-    """Message attributes with a dead-letter record."""
+    """Return message attributes with a dead-letter record that has these facts."""
     found = DeadLetterRecord(
         **{
             "task": "mails.send",

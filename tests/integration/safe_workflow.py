@@ -1,9 +1,10 @@
-"""Run the workflow of ``example_project.payments`` in children that end after a change outside.
+"""Run the workflow of ``example_project.payments`` in processes that are killed during it.
 
-``python -m tests.integration.safe_workflow DATABASE BANK_URL CUSTOMER``: the PostgreSQL database,
-the bank, and ``killed`` or ``refused``. A child ends after its first request to the bank or its
-first write to the database, the next after its second, and so on. Prints one JSON object per
-workflow.
+``python -m tests.integration.safe_workflow DATABASE BANK_URL CUSTOMER`` takes the name of a
+PostgreSQL database, the URL of the bank, and ``killed`` or ``refused``. The first process is killed
+after its first change outside, which is a request to the bank or a write to the database. The
+second is killed after its second change, and so on. Then another process runs the same message. The
+program prints one JSON object per workflow.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main(database: str, bank_url: str, customer: str) -> None:
         pk = _apply(f"{customer}-{changes}", last_amount=666 if customer == "refused" else 200)
         code = _in_child(lambda pk=pk: deliver(pk), changes)
         _let_leases_end()
-        # Twice, because what is done stays done.
+        # Deliver the message twice, because the second run must change nothing.
         last = _in_child(lambda pk=pk: deliver(pk) and deliver(pk))
         print(json.dumps(_state(pk, bank_url) | {"code": last}))  # noqa: T201
         if code != _KILLED:
@@ -51,9 +52,9 @@ def main(database: str, bank_url: str, customer: str) -> None:
 
 
 def _delivery() -> Callable[[int], bool]:
-    """Return what delivers a message, and says whether its run has ended well.
+    """Return a function that delivers a message, and returns whether its run has ended well.
 
-    The steps' own tasks run at once, in this process.
+    Tasks that a step sends run at once, in the same process.
     """
     from celery import Celery
 
@@ -63,7 +64,7 @@ def _delivery() -> Callable[[int], bool]:
     from example_project.payments.tasks import fund_account
 
     app.finalize()
-    # SQS would deliver the task that a killed process was running again, under its ID.
+    # SQS delivers a task again if its process was killed. The task has the same ID then.
     task = app.tasks["celery_sqs_backoff.take_back"]
     task.apply_async = partial(task.apply_async, task_id="take back")
 
@@ -86,7 +87,10 @@ def _apply(customer: str, *, last_amount: int) -> int:
 
 
 def _in_child(run: Callable[[], bool], changes: int | None = None) -> int:
-    """Return how a child ends that is killed after so many changes; ``None``: never."""
+    """Run a function in a child process and return its exit code.
+
+    The child is killed after ``changes`` changes outside. None means that it is not killed.
+    """
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -100,7 +104,7 @@ def _in_child(run: Callable[[], bool], changes: int | None = None) -> int:
 
 
 def _end_after(changes: int) -> None:
-    """End this process after so many writes to the database, commits and requests to the bank."""
+    """Let this process end after this many writes, commits and requests to the bank."""
     from django.db import connection
 
     from example_project.payments import bank

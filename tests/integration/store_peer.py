@@ -1,8 +1,9 @@
-"""Processes that use a store, each as the test on its socket says.
+"""Run processes that use a store at the same time, for tests of races.
 
-``python -m tests.integration.store_peer URL DATABASE SOCKET ...``: the store, and Django's database
-for it (JSON; ``null`` = none). It forks once for each socket. One JSON list in per line,
-``[function, *arguments]``; one value out.
+``python -m tests.integration.store_peer URL DATABASE SOCKET ...`` takes the URL of the store and
+Django's settings of its database (JSON, or ``null`` without Django). It forks one process, a peer,
+for each socket. A test sends ``[function, *arguments]`` as a line of JSON, and the peer calls the
+function and sends the result as a line of JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .django_app import project
 
 
 class Peer:
-    """The test's side: ``ask`` sends, ``answer`` waits."""
+    """A peer, as the test sees it. ``ask`` sends a call, and ``answer`` waits for its result."""
 
     def __init__(self, sent: IO[str], received: IO[str]) -> None:
         self._sent = sent
@@ -48,7 +49,7 @@ class Peer:
 
 @contextmanager
 def forked_peers(url: str, database: dict[str, Any] | None, count: int) -> Iterator[list[Peer]]:
-    """Many processes, each with connections of its own; what they import is imported once."""
+    """Yield several peers. They are forked after the imports, so they start fast."""
     with ExitStack() as stack:
         pairs = [socket.socketpair() for _ in range(count)]
         theirs = [str(their.fileno()) for _, their in pairs]
@@ -56,7 +57,7 @@ def forked_peers(url: str, database: dict[str, Any] | None, count: int) -> Itera
             [sys.executable, "-m", __name__, url, json.dumps(database), *theirs],
             pass_fds=[*map(int, theirs)],
         )
-        stack.callback(process.wait, 20)  # they end when nobody can ask them any more
+        stack.callback(process.wait, 20)  # the peers end when their sockets are closed
         peers = []
         for our, their in pairs:
             their.close()
@@ -80,9 +81,9 @@ def _main(url: str, database: str, *sockets: str) -> None:
         if os.fork() == 0:
             for other in ours:
                 if other is not own:
-                    other.close()  # else nobody would see it end
+                    other.close()  # otherwise the other peers would not see their sockets close
             _serve(url, own.makefile("r"), own.makefile("w"))
-            os._exit(0)  # at once: to take apart what was imported costs as much as the test
+            os._exit(0)  # end at once, because Python's normal exit takes as long as the test
     for own in ours:
         own.close()
     for _ in ours:
@@ -90,7 +91,7 @@ def _main(url: str, database: str, *sockets: str) -> None:
 
 
 def _import_what_it_needs(url: str) -> None:
-    """The store and its driver, without a connection that forks would share."""
+    """Import the store and its driver without opening a connection, which forks would share."""
     open_store(url)
     if url.startswith("django:"):
         from django.db import connections
@@ -119,13 +120,13 @@ def _records(store: Any) -> Records:
 
 
 def _step(records: Records, scope: str, name: str) -> Any:
-    """Do a step of a scope that others are in too."""
+    """Do a step in a scope in which other peers do steps too."""
     document = Document(records, "steps", scope)
     return document.step(name, lambda: name, (), {})
 
 
 def _take_turns(store: Any, key: str, path: str, turns: int) -> int:
-    """Enter ``exclusive`` so often, and return how often no other process was inside."""
+    """Enter ``exclusive`` this often, and return how often no other process was inside."""
     app = Celery("race", set_as_current=False)
     app.conf.sqs_backoff = {"store": store}
 

@@ -1,4 +1,4 @@
-"""The stores that the tests of ``safe`` run on: each empty, on a server that is really there."""
+"""Make an empty store of each kind, on a real server, for the tests of stores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MARIADB_SOCKET = "/run/mysqld/mysqld.sock"
 
 @dataclass
 class Served:
-    """A store, and how another process reaches it."""
+    """A store, and what another process needs to reach it."""
 
     name: str
     store: Store
@@ -62,7 +62,7 @@ def served(name: str, directory: Path) -> Iterator[Served]:
 
 
 def require(name: str) -> None:
-    """A missing server skips on a laptop and fails in CI."""
+    """If a server is missing, skip the test on a laptop, and fail it in CI."""
     give_up = pytest.fail if os.environ.get("CI") else pytest.skip
     if name in _PORTS and not _listens(_PORTS[name]):
         give_up(f"needs {name} on 127.0.0.1:{_PORTS[name]}")
@@ -99,7 +99,7 @@ def _postgresql(_: Path) -> Iterator[Served]:
 
 @contextmanager
 def postgresql_database() -> Iterator[str]:
-    """The name of an empty database, dropped afterwards."""
+    """Create an empty database, yield its name, and drop it afterwards."""
     import psycopg
 
     name = f"safe_{uuid4().hex[:12]}"
@@ -114,7 +114,10 @@ def postgresql_database() -> Iterator[str]:
 
 
 def _mariadb(_: Path) -> Iterator[Served]:
-    """Its sessions are two hours ahead of UTC: Django's ``Now()`` would be local time."""
+    """Make a store on MariaDB whose sessions are two hours ahead of UTC.
+
+    A store that used Django's ``Now()`` would get local time there.
+    """
     import pymysql
 
     name = f"safe_{uuid4().hex[:12]}"
@@ -153,8 +156,11 @@ def _dynamodb(_: Path) -> Iterator[Served]:
 
 @contextmanager
 def _moto() -> Iterator[str]:
-    """A moto server that answers one call at a time: with several, two conditional writes of the
-    same item may both succeed, which they never do on DynamoDB."""
+    """Run a moto server that answers one call at a time.
+
+    With several calls at a time, two conditional writes of the same item may both succeed on moto.
+    On DynamoDB they never do.
+    """
     app = DomainDispatcherApplication(create_backend_app)
     server = make_server("127.0.0.1", 0, app, threaded=False)
     thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,4 @@
-"""The way to the real SQS, tried on a moto that checks signatures and rights as AWS does."""
+"""How the tests reach the real SQS. A moto that checks signatures and rights stands for AWS."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
 
 @pytest.fixture
 def owner():
-    """Return the environment of a user who may do all with SQS, on a server that checks."""
+    """Start the server, and yield the environment of a user who has all rights on SQS."""
     with moto() as endpoint:
         root = boto3.Session("root", "root", region_name=REGION)
         iam = root.client("iam", endpoint_url=endpoint)
@@ -61,7 +61,7 @@ def test_sign_and_clean_up(owner, monkeypatch, capsys):
     for name, value in owner.items():
         monkeypatch.setenv(name, value)
     server = owner["AWS_ENDPOINT_URL_SQS"]
-    assert "InvalidClientTokenId" in refusal(server), "the tests' own credentials"
+    assert "InvalidClientTokenId" in refusal(server), "the server accepts dummy credentials"
     sqs = boto3.Session().client("sqs")
     other = sqs.create_queue(QueueName="of-somebody-else")["QueueUrl"]
     with aws() as endpoint:
@@ -91,7 +91,7 @@ def test_sign_and_clean_up(owner, monkeypatch, capsys):
     },
 )
 def test_no_account(monkeypatch, env, said):
-    """Without an account, no call is made."""
+    """Without an account or a region, the tests end with an error before the first call."""
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RuntimeError, match=said):

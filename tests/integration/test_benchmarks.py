@@ -1,4 +1,4 @@
-"""The benchmarks start and count right. What they measure is not tested: a command, not a test."""
+"""The benchmarks start and count right. Their figures are not tested."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-#: In a process of its own: each scenario's app would make itself the current one.
+#: This code runs in a process of its own, because each scenario's app becomes the current app.
 SMALL_RUN = """
 from benchmarks.measure import Setup, bench
 from benchmarks.tasks import SCENARIOS
@@ -51,7 +51,7 @@ def run_python(*arguments: str) -> str:
 )
 def test_small_run(expected):
     """The benchmark counts each execution once, and only autoretry sends copies."""
-    if kombu.VERSION[:2] == (5, 5):  # stock workers wait for minutes there, in long polls
+    if kombu.VERSION[:2] == (5, 5):  # with this version, stock workers wait minutes in long polls
         expected = dict(islice(expected.items(), 1))
     output = run_python("-c", SMALL_RUN.format(scenarios=list(expected)))
     assert output.splitlines() == list(expected.values())
@@ -64,7 +64,8 @@ def test_overhead():
     assert "ratio" in output
 
 
-def test_all_adapters_are_measured():
+def test_observers():
+    """The benchmark of observers gives one figure for each repetition."""
     code = (
         "from benchmarks.observe import microseconds_per_task\n"
         "print(len(microseconds_per_task(tasks=20, repetitions=2)))"
@@ -73,5 +74,6 @@ def test_all_adapters_are_measured():
 
 
 @pytest.mark.parametrize("module", ["worker", "scale", "overhead", "loop_lag"])
-def test_each_benchmark_explains_itself(module):
+def test_help(module):
+    """Each benchmark explains its options with ``--help``."""
     assert run_python("-m", f"benchmarks.{module}", "--help").startswith("Usage:")

@@ -1,4 +1,8 @@
-"""botocore raises its real errors against a real server, and each is classified by its phase."""
+"""The classifier knows for botocore's real errors whether AWS may have done the work.
+
+A failed call is *in doubt* if it may have been done. Its outcome is UNKNOWN. A task that is
+idempotent repeats it.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +70,7 @@ def aws_error(status: int, code: str, **headers: str) -> Behaviour:
 
 
 def outcomes(exc: Exception) -> tuple[Outcome | str | None, ...]:
-    """By default, and if the call is idempotent."""
+    """Return the outcome by default, and the outcome if the task is idempotent."""
     found = tuple(botocore_errors(idempotent=idempotent)(exc) for idempotent in (False, True))
     assert found == tuple(known_errors(idempotent=idempotent)(exc) for idempotent in (False, True))
     return tuple(map(shown, found))
@@ -114,7 +118,8 @@ def test_missing_proxy(provider):
 
 
 @pytest.mark.parametrize("behaviour", [reset, close, hang], ids=lambda b: b.__name__)
-def test_no_proper_answer_is_in_doubt(provider, behaviour):
+def test_no_proper_answer(provider, behaviour):
+    """A call is in doubt if the server has got the request and not answered it."""
     provider.behave = behaviour
     exc = raised(send, provider.url)
     assert provider.seen == 1
@@ -122,7 +127,7 @@ def test_no_proper_answer_is_in_doubt(provider, behaviour):
 
 
 def test_half_streamed_answer(provider):
-    """Half of a streamed answer is in doubt."""
+    """A call is in doubt if only half of its streamed response arrives."""
     provider.behave = half
     body = SESSION.client("s3", endpoint_url=provider.url).get_object(Bucket="b", Key="k")["Body"]
     with pytest.raises(exceptions.ResponseStreamingError) as caught:
@@ -144,7 +149,7 @@ def test_half_streamed_answer(provider):
     },
 )
 def test_code_or_status(provider, status, code, expected):
-    """The error's code decides the outcome, or else its status."""
+    """AWS's error code decides the outcome. If the code is not known, the status decides."""
     provider.behave = aws_error(status, code)
     exc = raised(send, provider.url)
     assert isinstance(exc, exceptions.ClientError)
@@ -153,12 +158,14 @@ def test_code_or_status(provider, status, code, expected):
 
 
 @pytest.mark.parametrize(("status", "code"), [(400, "SlowDown"), (503, "ServiceUnavailable")])
-def test_retry_after_is_a_floor(provider, status, code):
+def test_retry_after(provider, status, code):
+    """The delay of the retry is at least the Retry-After of the response."""
     provider.behave = aws_error(status, code, Retry_After="9")
     assert botocore_errors()(raised(send, provider.url)) == Verdict(RETRYABLE, retry_after=9)
 
 
-def test_no_credentials_is_not_processed(provider, monkeypatch):
+def test_no_credentials(provider, monkeypatch):
+    """A call without credentials gives NOT_PROCESSED."""
     session = botocore.session.Session()
     monkeypatch.setattr(session, "get_credentials", lambda *args, **kwargs: None)
     client = session.create_client("sqs", region_name="us-east-1", endpoint_url=provider.url)

@@ -1,4 +1,4 @@
-"""With gevent and eventlet, whose sockets are others, the phases are told apart all the same."""
+"""The classifiers also work with the sockets of gevent and eventlet."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ with silent() as silence, overflowing() as overflow:
     ],
 )
 def test_green_threads(patch):
-    """Under green threads the classifiers tell a failed connection from a missing answer."""
+    """With green threads, the classifiers tell a failed connection from a missing response."""
     answer = subprocess.run(
         [sys.executable, "-c", patch + PROGRAM],
         cwd=Path(__file__).parents[2],
@@ -45,9 +45,10 @@ def test_green_threads(patch):
     )
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.split() == [
-        *("RETRYABLE", "RETRYABLE"),  # refused
-        *("RETRYABLE", "RETRYABLE"),  # no connection in time
-        *("RETRYABLE", "RETRYABLE"),  # silence in the TLS handshake
-        *("UNKNOWN", "UNKNOWN"),  # silence after the request
-        *("RETRYABLE", "RETRYABLE", "RETRYABLE"),  # smtplib: refused, none in time, no greeting
+        *("RETRYABLE", "RETRYABLE"),  # the connection is refused
+        *("RETRYABLE", "RETRYABLE"),  # there is no connection in time
+        *("RETRYABLE", "RETRYABLE"),  # the server is silent in the TLS handshake
+        *("UNKNOWN", "UNKNOWN"),  # the server is silent after the request
+        # smtplib: the connection is refused, does not come in time, or brings no greeting
+        *("RETRYABLE", "RETRYABLE", "RETRYABLE"),
     ]

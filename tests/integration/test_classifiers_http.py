@@ -1,4 +1,8 @@
-"""Each HTTP library raises its real error against a real server, and it is classified by phase."""
+"""The classifiers know for real errors of HTTP libraries whether the server may have acted.
+
+A failed call is *in doubt* if the server may have acted. Its outcome is UNKNOWN. A task that is
+idempotent repeats it.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +87,7 @@ def _context(ca: Path | None) -> ssl.SSLContext:
 
 Call = Callable[..., None]
 
-#: Errors of its own for a status; urllib3 leaves statuses to the caller.
+#: The libraries that raise an error for a status, with their classifiers. urllib3 raises none.
 WITH_STATUS = {
     by_requests: classifiers.requests_errors,
     by_httpx: classifiers.httpx_errors,
@@ -105,9 +109,9 @@ every_library_with_status = pytest.mark.parametrize("call", WITH_STATUS, ids=nam
 
 
 def verdicts(call: Call, exc: Exception) -> tuple[Verdict | Outcome | None, ...]:
-    """By default, and if the call is idempotent."""
+    """Return the verdict by default, and the verdict if the task is idempotent."""
     found = tuple(ALL[call](idempotent=idempotent)(exc) for idempotent in (False, True))
-    # Whoever names no library gets the same answer.
+    # ``known_errors``, which names no library, must give the same verdict.
     for idempotent in (False, True):
         assert classifiers.known_errors(idempotent=idempotent)(exc) == found[idempotent]
     return found
@@ -154,7 +158,7 @@ def secure(authority):
 
 
 def at(url: str) -> AbstractContextManager[str]:
-    """Return a place for the calls: a server that runs in it, and its address."""
+    """Return a context manager that yields an address without a server."""
     return nullcontext(url)
 
 
@@ -219,16 +223,16 @@ def two_lengths(handler: Any) -> None:
 
 
 def to_nobody(handler: Any) -> None:
-    """Say "done, look there", where nobody answers."""
+    """Redirect the client to an address where no server listens."""
     answer(303, Location=f"http://{nobody()}/")(handler)
 
 
-#: What the provider does, and the libraries that raise an error then.
+#: What the server does with a request, and the libraries that then raise an error.
 IN_DOUBT: dict[str, tuple[Behaviour, Iterable[Call]]] = {
     **{behave.__name__: (behave, ALL) for behave in (reset, close, hang, garbage, half)},
     "unreadable header": (two_lengths, (by_requests, by_urllib3)),
     "redirect to nobody": (to_nobody, (*WITH_STATUS, by_urllib3)),
-    # A URL that cannot be parsed is the answer's, not ours: the server has acted.
+    # The invalid URL is in the server's response, so the server has acted.
     "redirect to no port": (
         answer(303, Location="http://127.0.0.1:99999999/"),
         (by_requests, by_httpx, by_urllib3),
@@ -245,7 +249,8 @@ IN_DOUBT: dict[str, tuple[Behaviour, Iterable[Call]]] = {
         for call in calls
     ],
 )
-def test_no_proper_answer_is_in_doubt(call, provider, behaviour):
+def test_no_proper_answer(call, provider, behaviour):
+    """A call is in doubt if the server has got the request and sent no proper response."""
     provider.behave = behaviour
     exc = raised(call, provider.url)
     assert provider.seen == 1
@@ -254,7 +259,8 @@ def test_no_proper_answer_is_in_doubt(call, provider, behaviour):
 
 @every_library
 @pytest.mark.parametrize("behaviour", [reset, close, hang], ids=lambda b: b.__name__)
-def test_no_answer_over_tls_is_in_doubt(call, secure, ca, behaviour):
+def test_no_answer_over_tls(call, secure, ca, behaviour):
+    """A call over TLS is in doubt if the server has got the request and not answered it."""
     secure.seen = 0
     secure.behave = behaviour
     exc = raised(call, secure.url, ca)
@@ -262,7 +268,7 @@ def test_no_answer_over_tls_is_in_doubt(call, secure, ca, behaviour):
     assert outcomes(call, exc) == (UNKNOWN, REPEATED)
 
 
-# The answer says it
+# The status of the response decides
 
 
 @every_library_with_status
@@ -279,7 +285,7 @@ def test_no_answer_over_tls_is_in_doubt(call, secure, ca, behaviour):
     ],
 )
 def test_status(call, provider, status, expected):
-    """The status of the answer decides the outcome."""
+    """The status of the response decides the outcome."""
     provider.behave = answer(status)
     assert outcomes(call, raised(call, provider.url)) == expected
     assert provider.seen == 1
@@ -287,7 +293,8 @@ def test_status(call, provider, status, expected):
 
 @every_library_with_status
 @pytest.mark.parametrize("status", [429, 503])
-def test_retry_after_in_seconds_is_a_floor(call, provider, status):
+def test_retry_after(call, provider, status):
+    """The delay of the retry is at least the Retry-After of the response."""
     provider.behave = answer(status, Retry_After="17")
     verdict = Verdict(RETRYABLE, retry_after=17)
     assert verdicts(call, raised(call, provider.url)) == (verdict, verdict)
@@ -307,9 +314,9 @@ def by_urllib3s_pool(url: str) -> None:
     ids=["a label of a host is too long", "no such port"],
 )
 def test_redirect_error(call, provider, location):
-    """A redirect to an invalid location is in doubt.
+    """A call is in doubt after a redirect to an invalid location.
 
-    urllib3 raises the error itself, and requests passes it on as it is.
+    urllib3 raises this error, and requests passes it on unchanged.
     """
     provider.behave = answer(303, Location=location)
     exc = raised(call, provider.url)
@@ -321,9 +328,9 @@ def test_redirect_error(call, provider, location):
 @every_library_with_status
 @pytest.mark.parametrize("status", [404, 503])
 def test_status_after_redirect(call, provider, status):
-    """An error status after a redirect with 303 is in doubt.
+    """A call is in doubt if an error status comes after a redirect with 303.
 
-    The first server has acted, and redirected the client to a receipt that is not there.
+    The first server has acted, and has redirected the client to a page with the result.
     """
     with http_faults() as second:
         second.behave = answer(status)
@@ -335,7 +342,7 @@ def test_status_after_redirect(call, provider, status):
 @pytest.mark.parametrize("call", [by_requests, by_httpx], ids=name)
 @pytest.mark.parametrize("status", [307, 308])
 def test_redirect_of_request(call, provider, status):
-    """A redirect that repeats the request at another server leaves the outcome to that server."""
+    """If a redirect sends the request to another server, that server's status decides."""
     with http_faults() as second:
         second.behave = answer(429)
         provider.behave = answer(status, Location=second.url)
@@ -356,8 +363,8 @@ def test_redirect_of_request(call, provider, status):
 def test_digest_challenge(provider, post, errors, digest, status, means):
     """A 401 that asks for a digest does not count as a redirect.
 
-    The client keeps it in the answer's ``history``, as it does with redirects, but the server did
-    nothing.
+    The client keeps it in the response's ``history``, as it does with redirects, but the server has
+    done nothing.
     """
     asked = iter([answer(401, WWW_Authenticate='Digest realm="r", nonce="n", qop="auth"')])
 
@@ -369,7 +376,7 @@ def test_digest_challenge(provider, post, errors, digest, status, means):
     assert shown(errors()(raised_by_it.value)) is means
 
 
-# What only one library does
+# Errors of a single library
 
 
 def test_invalid_header(provider):
@@ -381,9 +388,9 @@ def test_invalid_header(provider):
 
 @pytest.mark.parametrize("library", ["requests", "urllib3"])
 def test_refused_after_retry(library):
-    """A refused connection after a retry by urllib3 is in doubt.
+    """A call is in doubt if urllib3's second attempt finds no connection.
 
-    The first attempt has reached the provider, which died before the second one.
+    The first attempt has reached the server, which then stopped.
     """
     retry = urllib3.Retry(2, backoff_factor=0, allowed_methods=None)
     with http_faults() as dying:
@@ -407,9 +414,9 @@ def by_retrying(library: str, url: str, retry: urllib3.Retry) -> requests.Respon
 @pytest.mark.parametrize("connect", [None, False])
 @pytest.mark.parametrize("library", ["requests", "urllib3"])
 def test_timeout_after_retry(library, connect, monkeypatch):
-    """A connection timeout after a retry by urllib3 is in doubt.
+    """A call is in doubt if urllib3's second attempt gets no connection in time.
 
-    The first attempt has reached the provider. The second one gets no connection in time.
+    The first attempt has reached the server.
     """
     retry = urllib3.Retry(2, connect=connect, backoff_factor=0, allowed_methods=None)
 
@@ -448,7 +455,7 @@ def test_proxy_wants_credentials(call):
 
 
 def test_retries_end_with_status(provider):
-    """Retries by requests that end with an error status are in doubt."""
+    """A call is in doubt if the retries of requests end with an error status."""
     provider.behave = answer(503)
     retry = urllib3.Retry(1, status_forcelist=[503], allowed_methods=None)
     exc = raised(lambda: by_retrying("requests", provider.url, retry))
@@ -467,9 +474,9 @@ def test_retries_end_with_status(provider):
     ],
 )
 def test_refusal_after_retry(provider, first, second, expected):
-    """A refusal after a retry by urllib3 depends on the first answer too.
+    """If urllib3 has retried, the status of the first response counts too.
 
-    The provider may have processed the first attempt.
+    The server may have done the work at the first attempt.
     """
     provider.behave = lambda handler: answer(first if provider.seen == 1 else second)(handler)
     retry = urllib3.Retry(1, status_forcelist=[first], allowed_methods=None, raise_on_status=False)
@@ -481,7 +488,7 @@ def test_refusal_after_retry(provider, first, second, expected):
 
 
 def test_answer_not_json(provider):
-    """An answer that is not JSON is not classified."""
+    """The classifier does not classify the error of a response that is not JSON."""
     provider.behave = answer(200, b"<h1>welcome</h1>")
     exc = raised(lambda: requests.post(provider.url, timeout=5).json())
     assert isinstance(exc, requests.JSONDecodeError)
@@ -492,7 +499,7 @@ def test_answer_not_json(provider):
 def test_proxy_refuses_tunnel(call, provider):
     """A proxy that refuses the tunnel gives RETRYABLE.
 
-    A server that knows only GET and POST answers ``CONNECT`` with 501.
+    Here the proxy is a server that does not know ``CONNECT`` and answers 501.
     """
     exc = raised(through(provider.url, "https://provider.invalid/")[call])
     assert provider.seen == 0
@@ -501,10 +508,10 @@ def test_proxy_refuses_tunnel(call, provider):
 
 @pytest.mark.parametrize("call", [by_requests, by_urllib3], ids=name)
 def test_proxy_goes_silent(call, provider):
-    """A proxy that closes the connection after the request leaves it in doubt."""
+    """A call is in doubt if a proxy closes the connection after the request."""
     provider.behave = close
     exc = raised(through(provider.url, "http://provider.invalid/")[call])
-    assert provider.seen  # urllib3 takes it for a failed connection, and sends it three times more
+    assert provider.seen  # more than once, as urllib3 repeats the request after such an error
     assert outcomes(call, exc) == (UNKNOWN, REPEATED)
 
 

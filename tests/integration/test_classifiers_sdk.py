@@ -1,4 +1,7 @@
-"""Real SDKs raise their real errors against a real server: Stripe, SendGrid and Twilio."""
+"""The classifiers know the real errors of the SDKs of Stripe, SendGrid and Twilio.
+
+A failed call is *in doubt* if the server may have acted. Its outcome is UNKNOWN.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def by_sendgrid(url: str) -> None:
 
 
 class _HttpClient(TwilioHttpClient):
-    """Twilio's own, led to this machine: the SDK has no setting for that."""
+    """Twilio's own client, which calls this machine. The SDK has no setting for that."""
 
     def __init__(self, url: str) -> None:
         super().__init__(timeout=TIMEOUT_SECONDS)
@@ -84,7 +87,7 @@ def nothing_seen(provider):
 
 
 def outcomes(exc: Exception, errors: Callable[..., Classifier]) -> tuple[Outcome | str | None, ...]:
-    """By default, and if the call is idempotent."""
+    """Return the outcome by default, and the outcome if the task is idempotent."""
     found = tuple(errors(idempotent=idempotent)(exc) for idempotent in (False, True))
     return tuple(map(shown, found))
 
@@ -113,13 +116,14 @@ def test_status(call, provider, status, expected):
 
 
 @pytest.mark.parametrize("call", [by_stripe, by_sendgrid], ids=lambda call: call.__name__[3:])
-def test_retry_after_is_a_floor(call, provider):
+def test_retry_after(call, provider):
+    """The delay of the retry is at least the Retry-After of the response."""
     provider.behave = answer(429, b'{"error": {"message": "no"}}', Retry_After="11")
     assert sdk_errors()(raised(call, provider.url)) == Verdict(RETRYABLE, retry_after=11)
 
 
 def test_twilio_without_headers(provider):
-    """Twilio's error has no headers, so its retry has no least delay."""
+    """Twilio's error has no headers, so the delay ignores the Retry-After of the response."""
     provider.behave = answer(429, b"{}", Retry_After="11")
     exc = raised(by_twilio, provider.url)
     assert isinstance(exc, TwilioRestException)
@@ -127,7 +131,7 @@ def test_twilio_without_headers(provider):
 
 
 def test_stripe_refused_connection():
-    """A refused connection that Stripe wraps gives RETRYABLE."""
+    """Stripe's error for a refused connection gives RETRYABLE."""
     exc = raised(by_stripe, f"http://{nobody()}")
     assert isinstance(exc, stripe.APIConnectionError)
     assert outcomes(exc, sdk_errors) == (RETRYABLE, RETRYABLE)
@@ -135,7 +139,7 @@ def test_stripe_refused_connection():
 
 @pytest.mark.parametrize("behaviour", [reset, close, hang], ids=lambda b: b.__name__)
 def test_stripe_lost_answer(provider, behaviour):
-    """A lost answer that Stripe wraps is in doubt."""
+    """A call is in doubt if Stripe's error says that the response was lost."""
     provider.behave = behaviour
     exc = raised(by_stripe, provider.url)
     assert isinstance(exc, stripe.APIConnectionError)
@@ -149,7 +153,7 @@ def test_stripe_lost_answer(provider, behaviour):
     ids=["sendgrid", "twilio"],
 )
 def test_error_passed_through(call, errors, provider):
-    """An SDK that passes on its library's errors needs that library's classifier."""
+    """If an SDK passes on the errors of an HTTP library, that library's classifier is needed."""
     refused = raised(call, f"http://{nobody()}")
     provider.behave = reset
     cut = raised(call, provider.url)
@@ -160,9 +164,9 @@ def test_error_passed_through(call, errors, provider):
 
 
 def test_error_around_library_error():
-    """A library's error that the task wrapped itself is not classified.
+    """The classifier ignores the cause of an error that the task itself has raised.
 
-    It may have been raised after the work was done, so only the SDK's own wrapping counts.
+    The task may have done work before. So only errors that an SDK has wrapped count.
     """
 
     def call(url):
@@ -175,9 +179,9 @@ def test_error_around_library_error():
 
 
 def test_stripe_refused_after_retry(provider):
-    """A refused connection after a retry by Stripe is in doubt.
+    """A call is in doubt if the second attempt of Stripe's SDK finds no connection.
 
-    The first attempt has reached the provider, which died before the second one.
+    The first attempt has reached the server, which then stopped.
     """
     with http_faults() as dying:
         client = stripe.StripeClient(
@@ -195,9 +199,9 @@ def test_stripe_refused_after_retry(provider):
 
 
 def test_stripe_reused_key(provider):
-    """A Stripe key that was used for another request is in doubt.
+    """A call is in doubt if its idempotency key was used for another request to Stripe.
 
-    That request may have charged, and no later attempt will get another answer.
+    That request may have charged the customer. A retry would get the same error.
     """
     provider.behave = answer(400, b'{"error": {"type": "idempotency_error", "message": "no"}}')
     exc = raised(by_stripe, provider.url)

@@ -1,4 +1,7 @@
-"""smtplib raises its real errors against a real server, and each is classified by its phase."""
+"""The classifier knows for smtplib's real errors whether the server may have sent the mail.
+
+A mail is *in doubt* if the server may have sent it. The outcome is UNKNOWN.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ HANG_UP = "hang up"
 
 
 class Provider:
-    """Hooks of aiosmtpd: a reply per phase, or none at all."""
+    """A mail server made with aiosmtpd. ``replies`` has its reply to each SMTP command."""
 
     def __init__(self) -> None:
         self.replies: dict[str, str] = {}
@@ -86,7 +89,7 @@ class _Controller(Controller):
     port: int
 
     def _trigger_server(self) -> None:
-        # The port was chosen by the kernel; aiosmtpd asks itself at the one it was given.
+        # aiosmtpd connects to its own port. The kernel has chosen the port, so set it first.
         assert self.server is not None
         self.port = self.server.sockets[0].getsockname()[1]
         super()._trigger_server()
@@ -144,7 +147,7 @@ def send(
 
 
 def outcomes(exc: Exception) -> tuple[Outcome | str | None, ...]:
-    """By default, and if the mail may be sent twice."""
+    """Return the outcome by default, and the outcome if the mail may be sent twice."""
     found = tuple(smtplib_errors(idempotent=idempotent)(exc) for idempotent in (False, True))
     assert found == tuple(known_errors(idempotent=idempotent)(exc) for idempotent in (False, True))
     return tuple(map(shown, found))
@@ -182,7 +185,7 @@ def test_no_greeting():
     },
 )
 def test_greeting(greeting, error, expected):
-    """The server's greeting decides whether the failure is retryable."""
+    """The server's greeting decides the outcome."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def greet():
@@ -255,9 +258,9 @@ def test_untrusted_certificate():
 
 
 def test_mass_mail(provider, port):
-    """A mail that is refused after others were accepted is in doubt.
+    """A call that sends several mails is in doubt if the server accepts one and refuses the next.
 
-    Django's ``send_mass_mail`` sends them in one call, so a retry would send the first mail again.
+    Django's ``send_mass_mail`` makes such calls. A retry would send the first mail again.
     """
     project.set_up()
     from django.core.mail import EmailMessage
@@ -287,9 +290,9 @@ def test_silence_before_content(provider, port, phase, silence):
 
 @pytest.mark.parametrize("silence", [HANG, HANG_UP])
 def test_silence_after_content(provider, port, silence):
-    """A server that goes silent after the mail's content leaves it in doubt.
+    """A mail is in doubt if the server goes silent after it has got the mail's content.
 
-    The server has the mail and may deliver it. Only its reply is lost.
+    It may deliver the mail.
     """
     provider.replies = {"DATA": silence}
     exc = raised(send, port)
@@ -299,9 +302,10 @@ def test_silence_after_content(provider, port, silence):
 
 
 def test_error_at_quit(provider, port):
-    """An error at QUIT is in doubt.
+    """A mail is in doubt after an error at QUIT.
 
-    The mail before it was accepted. A retry because of a 421 would send a second one.
+    The server has accepted the mail before, so a retry because of the status 421 would send it
+    again.
     """
     provider.replies = {"QUIT": "421 shutting down"}
     exc = raised(send, port)
@@ -311,8 +315,8 @@ def test_error_at_quit(provider, port):
 
 
 def test_error_without_traceback():
-    """An error without a traceback is in doubt.
+    """A mail is in doubt if the error has no traceback.
 
-    It was unpickled or constructed, so its phase is unknown.
+    The classifier finds in the traceback how far the call got. An unpickled error has none.
     """
     assert outcomes(smtplib.SMTPServerDisconnected("gone")) == (UNKNOWN, REPEATED)

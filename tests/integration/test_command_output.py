@@ -1,4 +1,4 @@
-"""How a command ends whose output nobody takes: not with a code that means something else."""
+"""A command whose output cannot be written still ends with the right exit code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def full_disk() -> Iterator[int]:
 def run(stdout: int, *arguments: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "celery", "-A", __name__, *arguments],
-        env={**os.environ, "PYTHONUNBUFFERED": ""},  # what is left in the buffer fails once more
+        env={**os.environ, "PYTHONUNBUFFERED": ""},  # Python writes its buffer when it ends
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,

@@ -45,7 +45,7 @@ def diagnose(app, sqs_endpoint, monkeypatch):
 
 @pytest.fixture
 def broken(sqs):
-    """Make a queue that is set up well but for what is changed."""
+    """Yield a function that makes a queue that is set up well, except for some attributes."""
     from celery_sqs_backoff.testing import create_local_queue
 
     with ExitStack() as stack:
@@ -73,7 +73,7 @@ def ids(result: Result) -> list[str]:
 
 
 def test_healthy_queue(diagnose, broken):
-    """The doctor prints one line for a queue that is set up well."""
+    """For a queue that is set up well, the doctor prints one line."""
     queue = broken()
     result = diagnose(queues=(queue,))
     assert result.exit_code == DONE, result.output
@@ -81,9 +81,9 @@ def test_healthy_queue(diagnose, broken):
 
 
 def test_queues_by_option(diagnose, broken, app):
-    """The doctor checks the queues that workers name on their command line.
+    """With ``-Q``, the doctor checks the queues that workers name on their command line.
 
-    Without task_queues, an app knows only its default queue, which may have no consumer.
+    Without ``task_queues``, an app knows only its default queue. It may have no consumer.
     """
     unused, bulk, mails = broken(), broken(DelaySeconds="60"), broken()
     names = f"{bulk.name},{mails.name}"
@@ -103,7 +103,7 @@ def test_unknown_queue(diagnose, broken, app):
 
 
 def test_missing_queues(diagnose, broken, app):
-    """Queues that do not exist are findings beside those of other queues."""
+    """The doctor reports a queue that does not exist, and still checks the other queues."""
     slow = broken(DelaySeconds="60")
     app.conf.task_queues = [Queue(slow.name), Queue("absent")]
     result = diagnose("--format", "json", queues=(slow,))
@@ -181,9 +181,9 @@ def test_explain(diagnose):
 
 
 def test_unreadable_queue(diagnose, app):
-    """The doctor does not call a queue well that it cannot read.
+    """The doctor ends with an error if it cannot read a queue, and does not say "all well".
 
-    With predefined queues, the first call to SQS is the one that reads the attributes.
+    With predefined queues, its first call to SQS is the one that reads the attributes.
     """
     url = "http://127.0.0.1:1/123456789012/mails"
     app.conf.update(
@@ -203,9 +203,9 @@ def test_unreadable_queue(diagnose, app):
 
 
 def test_no_permissions(diagnose, app, queue, proxy):
-    """The doctor names all permissions that an identity lacks, in one finding.
+    """The doctor names all missing permissions in one finding.
 
-    It does not name one action, and the next one after that is granted.
+    So a user need not grant one after the other.
     """
     proxy.inject(http_error(403, "AccessDenied", sender_fault=True))
     app.conf.update(local_sqs_settings(proxy.endpoint, queue))
@@ -218,9 +218,9 @@ def test_no_permissions(diagnose, app, queue, proxy):
 
 
 def test_wrong_secret_key(diagnose, app, queue, proxy):
-    """The doctor does not take a wrong secret key for a missing permission.
+    """The doctor reports a wrong secret key as such, and not as a missing permission.
 
-    A user would look for a policy, and the key would stay wrong.
+    Otherwise the user would change a policy, and the key would stay wrong.
     """
     proxy.inject(http_error(403, "SignatureDoesNotMatch", sender_fault=True))
     app.conf.update(local_sqs_settings(proxy.endpoint, queue))
@@ -231,9 +231,9 @@ def test_wrong_secret_key(diagnose, app, queue, proxy):
 
 
 def test_ignored_denial(diagnose, app, queue, proxy):
-    """The doctor does not call a denied queue well when its denial is ignored.
+    """If a user ignores a missing permission, the doctor still does not say "all well".
 
-    It could check none of the queue's rules.
+    Without the permission it could not check the queue.
     """
     denied = http_error(403, "AccessDenied", sender_fault=True, actions=("GetQueueAttributes",))
     proxy.inject(denied)
@@ -247,9 +247,9 @@ def test_ignored_denial(diagnose, app, queue, proxy):
 
 
 def test_no_right_to_list(diagnose, app, queue, proxy):
-    """The doctor names the action when it may not list queues.
+    """The doctor names the missing action if it may not list queues.
 
-    Without predefined queues, kombu lists them first.
+    Without predefined queues, kombu first lists all queues.
     """
     proxy.inject(http_error(403, "AccessDenied", sender_fault=True, actions=("ListQueues",)))
     app.conf.update(local_sqs_settings(proxy.endpoint, queue))
@@ -260,10 +260,7 @@ def test_no_right_to_list(diagnose, app, queue, proxy):
 
 
 def test_list_of_brokers(diagnose, broken, app):
-    """The doctor checks an app with a list of brokers.
-
-    Celery takes a list for failover. The doctor checked nothing, and found all well.
-    """
+    """The doctor also checks an app with a list of brokers, which Celery takes for failover."""
     queue = broken(DelaySeconds="60")
     diagnose(queues=(queue,))
     app.conf.broker_url = [app.conf.broker_url]

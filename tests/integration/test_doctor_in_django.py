@@ -43,7 +43,7 @@ def test_plain_check(manage):
     ids=["unknown option", "not a mapping"],
 )
 def test_invalid_settings(manage, tmp_path, setting):
-    """Settings that no worker can use are an error."""
+    """The checks report an error for settings that no worker can use."""
     text = f"from example_project.settings import *\n{setting}\n"
     (tmp_path / "wrong_settings.py").write_text(text)
     done = manage("check", settings="wrong_settings")
@@ -56,7 +56,7 @@ def test_invalid_settings(manage, tmp_path, setting):
 
 
 def test_failing_module(manage, tmp_path):
-    """The error of a module of tasks names the module and its line."""
+    """If a module of tasks raises an error, the checks name its file and line."""
     (tmp_path / "wrong_tasks.py").write_text("def of(key):\n    return {}[key]\n\nof('a')\n")
     text = "from example_project.settings import *\nCELERY_IMPORTS = ['wrong_tasks']\n"
     (tmp_path / "wrong_settings.py").write_text(text)
@@ -74,9 +74,9 @@ def test_failing_module(manage, tmp_path):
     ids=["library", "exit"],
 )
 def test_migrate_without_tasks(manage, tmp_path, module, said):
-    """Tasks that cannot be imported here stop no migration.
+    """``migrate`` works even if tasks cannot be imported. The checks only warn.
 
-    ``migrate`` runs the checks, perhaps in an image or a job without the workers' libraries.
+    ``migrate`` runs the checks, perhaps in an image without the libraries of the workers.
     """
     (tmp_path / "workers_tasks.py").write_text(f"{module}\n")
     (tmp_path / "migrating_settings.py").write_text(
@@ -91,7 +91,7 @@ def test_migrate_without_tasks(manage, tmp_path, module, said):
 
 
 def test_modules_print_or_exit(manage, tmp_path):
-    """The doctor's result contains neither the output nor the exit of a module."""
+    """The doctor's JSON has nothing that a module of tasks prints. A module that exits is named."""
     (tmp_path / "loud_tasks.py").write_text("print('loud')\n")
     (tmp_path / "ending_tasks.py").write_text("import sys\nsys.exit('no key')\n")
     for name in ("loud", "ending"):
@@ -107,7 +107,7 @@ def test_modules_print_or_exit(manage, tmp_path):
 
 @pytest.fixture
 def without_app(tmp_path):
-    """Run a command in a project whose ``__init__.py`` imports no Celery app."""
+    """Return a function that runs a command in a project that imports no Celery app."""
     (tmp_path / "bare_settings.py").write_text(
         "SECRET_KEY = 'x' * 60\n"
         "INSTALLED_APPS = ['celery_sqs_backoff.contrib.django']\n"
@@ -133,9 +133,9 @@ def without_app(tmp_path):
     "command", [["sqs_doctor"], ["sqs_doctor", "--offline"], ["sqs_status", "--json"]], ids=" ".join
 )
 def test_app_not_imported(without_app, command):
-    """A command refuses an app that Celery has made up.
+    """A command ends with an error if the project does not import its Celery app.
 
-    That app has another broker and no task, so the doctor would find that all is well.
+    Celery then uses a default app without tasks, and the doctor would find that all is well.
     """
     done = without_app(*command)
     assert (done.returncode, done.stdout) == (2, "")
@@ -143,7 +143,7 @@ def test_app_not_imported(without_app, command):
 
 
 def test_check_of_missing_app(without_app):
-    """One check says that the project's app is not imported."""
+    """The checks warn once if the project does not import its Celery app."""
     done = without_app("check", "--tag", "celery_sqs_backoff")
     assert done.stderr.count("(celery_sqs_backoff.") == 1
     assert "(celery_sqs_backoff.W035)" in done.stderr

@@ -1,4 +1,4 @@
-"""A project with many queues, each broken one way: each fault is found, and nothing else is."""
+"""The doctor finds the fault of each queue in a project with many queues, and nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FOURTEEN_DAYS = "1209600"
 
 
 class Made:
-    """A queue that is set up well, with its dead-letter queue, to be broken."""
+    """A queue and its dead-letter queue that are set up well, until a test breaks them."""
 
     def __init__(self, sqs: SQSClient, stem: str, *, suffix: str = "") -> None:
         self.sqs = sqs
@@ -42,7 +42,7 @@ class Made:
         self.redrive(self.dlq_arn, 1000)
 
     def create(self, name: str, *, retention: str = "345600") -> tuple[str, str]:
-        """Create a queue; return its URL and ARN."""
+        """Create a queue, and return its URL and ARN."""
         attributes: Any = {"MessageRetentionPeriod": retention}
         if self.suffix:
             attributes["FifoQueue"] = "true"
@@ -56,7 +56,7 @@ class Made:
         self.sqs.set_queue_attributes(QueueUrl=url or self.url, Attributes=attributes)
 
     def set_dlq(self, **attributes: Any) -> None:
-        """Set attributes of its dead-letter queue."""
+        """Set attributes of the dead-letter queue."""
         self.set(url=self.dlq_url, **attributes)
 
     def redrive(self, arn: str, count: int) -> None:
@@ -70,16 +70,16 @@ CREATED: list[tuple[Any, str]] = []
 
 @dataclass(frozen=True)
 class Way:
-    """One way to break a queue, and the rule that says so."""
+    """One way to break a queue, and the rule that finds it."""
 
     rule: str
     break_it: Callable[[Made], object]
     suffix: str = ""
-    #: Servers that refuse it, as SQS does today, or that do not return the attribute.
+    #: Servers on which this cannot be tested: they refuse the change, or do not show the attribute.
     not_on: frozenset[str] = frozenset()
 
 
-#: One or two of each kind of attribute; the rules themselves have their own table.
+#: One or two faults for each kind of attribute. The unit tests have a table of all rules.
 WAYS = {
     "queue deleted": Way("E001", lambda m: m.sqs.delete_queue(QueueUrl=m.url)),
     "DLQ deleted": Way("E004", lambda m: m.sqs.delete_queue(QueueUrl=m.dlq_url)),
@@ -108,7 +108,7 @@ def clean_up():
 
 @pytest.fixture
 def app():
-    """It needs 21 receives at most: one each 30 seconds, for ten minutes."""
+    """An app whose task needs at most 21 receives: one every 30 seconds, for ten minutes."""
     with doctored_app() as made:
         yield made
 
@@ -121,7 +121,7 @@ def consume(app: Celery, endpoint: str, queues: list[Made]) -> None:
 
 
 def diagnose(app: Celery) -> dict[str, list[str]]:
-    """The rules that found something, by subject."""
+    """Return the IDs of the rules that found a fault, by queue or task."""
     found: dict[str, list[str]] = defaultdict(list)
     finding: Finding
     for finding in examine(look(app)):
@@ -152,11 +152,11 @@ def find_each(app: Celery, endpoint: str, server: str) -> None:
     assert {what: found.get(made.name) for what, made in broken.items()} == {
         what: [way.rule] for what, way in ways.items()
     }
-    assert set(found) == {made.name for made in broken.values()}, "nothing about the right ones"
+    assert set(found) == {made.name for made in broken.values()}, "a good queue has a finding"
 
 
 def test_no_right_to_dead_letter(app, sqs, proxy):
-    """The doctor finds a worker that may not send its dead letters."""
+    """The doctor finds that a worker is not allowed to send dead letters."""
     made = Made(sqs, queue_name("denied"))
     consume(app, proxy.endpoint, [made])
     proxy.inject(http_error(403, "AccessDenied", actions=["SendMessageBatch"]))
@@ -167,9 +167,9 @@ def test_no_right_to_dead_letter(app, sqs, proxy):
 
 
 def test_policy_of_the_docs(app, sqs, sqs_endpoint, monkeypatch):
-    """The doctor reports no error for the worker's policy in the docs.
+    """With the worker's policy from the docs, the doctor reports no error.
 
-    That policy allows sending to the dead-letter queue, and not reading it.
+    The policy allows a worker to send to the dead-letter queue, but not to read its attributes.
     """
     made = Made(sqs, queue_name("right"))
     consume(app, sqs_endpoint, [made])

@@ -1,4 +1,4 @@
-"""The doctor takes a task for one of the queue that Celery sends it to, on a real SQS server."""
+"""The doctor finds out to which queue Celery sends a task, for each kind of route."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEDIA = Exchange("media", "direct")
 
 
 class ByTask:
-    """A router as a class."""
+    """A router that is a class."""
 
     def route_for_task(self, task: str, args: Any = None, kwargs: Any = None) -> Any:
         return {"queue": "bulk"}
@@ -71,9 +71,9 @@ ROUTES = {
 @pytest.mark.filterwarnings("ignore:(?s).*task attribute is deprecated")
 @pytest.mark.parametrize(("routes", "expected"), ROUTES.values(), ids=ROUTES.keys())
 def test_routes(sqs_endpoint, sqs, make_queue, routes, expected):
-    """A task goes to the queue that the doctor names.
+    """A task arrives on the queue that the doctor names.
 
-    It goes to no queue if its route names an exchange: kombu drops it, and raises nothing.
+    If the route names an exchange without a queue, kombu drops the task without an error.
     """
     queues = {"plain": make_queue(), "bulk": make_queue(), "many": make_queue()}
     settings = local_sqs_settings(sqs_endpoint, *queues.values())

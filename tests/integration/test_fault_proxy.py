@@ -1,4 +1,4 @@
-"""The proxy counts exactly, and each fault does what its name says."""
+"""The fault proxy of the tests counts exactly, and each of its faults does what its name says."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_counts(proxy, proxied_sqs, queue):
     },
 )
 def test_injected_error(proxy, proxied_sqs, sqs, queue, fault, status, code):
-    """boto3 receives an injected error as SQS would send it."""
+    """boto3 raises the same error for an injected fault as for an error of SQS."""
     proxy.inject(fault)
     with pytest.raises(ClientError) as caught:
         send(proxied_sqs, queue)
@@ -92,7 +92,7 @@ def test_injected_error(proxy, proxied_sqs, sqs, queue, fault, status, code):
 
 @pytest.mark.parametrize(("fault", "carried_out"), [(drop_before, 0), (drop_after, 1)])
 def test_lost_answer(proxy, proxied_sqs, sqs, queue, fault, carried_out):
-    """The proxy drops one request before SQS sees it, or its answer afterwards."""
+    """The proxy drops a request before SQS gets it, or the response after SQS has acted."""
     proxy.inject(fault(actions=("SendMessageBatch",), times=1))
     with pytest.raises(ConnectionClosedError):
         send(proxied_sqs, queue)
@@ -101,7 +101,7 @@ def test_lost_answer(proxy, proxied_sqs, sqs, queue, fault, carried_out):
 
 
 def test_failed_entries(proxy, proxied_sqs, sqs, queue):
-    """The proxy answers failed entries itself and does not forward them."""
+    """The proxy does not forward the entries that must fail, and reports them as failed."""
     send(sqs, queue, 4)
     messages = receive(sqs, queue)
     proxy.inject(failed_entries(0, 2, actions=("DeleteMessageBatch",), times=1))
@@ -118,7 +118,7 @@ def test_failed_entries(proxy, proxied_sqs, sqs, queue):
 
 def test_unreachable(proxy, proxied_sqs, queue):
     """An unreachable proxy refuses connections and recovers by itself."""
-    send(proxied_sqs, queue)  # so that there is a connection to cut
+    send(proxied_sqs, queue)  # opens a connection, which the proxy can cut
     proxy.unreachable(1)
     with pytest.raises((EndpointConnectionError, ConnectionClosedError)):
         send(proxied_sqs, queue)

@@ -1,4 +1,4 @@
-"""The policies of docs/queues.md against the calls that are made, queue by queue."""
+"""The policies in docs/queues.md allow the calls that we make on each queue, and no more."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.test_docs import OPERATIONS, ROOT, blocks, iam_action
 
 from .redrive_stage import RedriveStage
 
-#: Page and number of each policy.
+#: The page of each policy, and its number on the page.
 WORKER, LOOK, WRITERS, SOURCES, ROLE, KEYS = (("queues.md", number) for number in range(6))
 STORE = ("stores.md", 0)
 MAIN, DLQ = "mail", "mail-dlq"
@@ -39,7 +39,7 @@ def shown(policy: tuple[str, int]) -> Any:
 
 
 def granted(policy: tuple[str, int], name: str) -> set[str]:
-    """Actions that a policy of the page allows on the resource whose ARN ends so."""
+    """Return the actions that a policy allows on the resource whose ARN ends with this name."""
     return {
         action
         for statement in shown(policy)["Statement"]
@@ -49,7 +49,10 @@ def granted(policy: tuple[str, int], name: str) -> set[str]:
 
 
 def is_denied(policy: tuple[str, int], principal: str, action: str) -> bool:
-    """By the Deny statements of a resource policy with ArnNotEquals, which is all it has."""
+    """Return whether a policy of a queue denies an action to a principal.
+
+    Such a policy has only Deny statements with the condition ArnNotEquals.
+    """
     for statement in shown(policy)["Statement"]:
         assert statement["Effect"] == "Deny"
         assert set(statement["Condition"]) == {"ArnNotEquals"}
@@ -66,14 +69,17 @@ def stage(sqs, proxy, queue):
 
 @pytest.fixture
 def asked(stage, proxy):
-    """From the page's name of a queue to the actions that were called on it."""
+    """Return a function that returns which actions were called on each queue.
+
+    The queues have the names that they have in the docs.
+    """
     stage.fill_numbered(12)
     proxy.record(*OPERATIONS.values())
 
     def asked():
         found = defaultdict(set)
         names = {stage.queue.name: MAIN, stage.dlq.name: DLQ}
-        # kombu lists all queues as it connects, if none is predefined.
+        # kombu lists all queues when it connects, unless they are predefined.
         for operation in {*OPERATIONS.values()} - {"ListQueues"}:
             for request in proxy.requests(operation):
                 name = request.get("QueueName") or request["QueueUrl"].rpartition("/")[2]
@@ -84,7 +90,7 @@ def asked(stage, proxy):
 
 
 def test_look(stage, asked):
-    """A look needs no more than its policy grants on each of the two queues."""
+    """``peek`` makes only calls that its policy grants on each of the two queues."""
     peek(stage.app, stage.queue.name)
     found = asked()
     assert found[DLQ] >= {"sqs:ReceiveMessage", "sqs:ListDeadLetterSourceQueues"}
@@ -93,9 +99,9 @@ def test_look(stage, asked):
 
 
 def test_dlq_not_predefined(stage, proxy, make_queue):
-    """A look finds a dead-letter queue that is not predefined by way of the queues that are.
+    """``peek`` finds a dead-letter queue that is not predefined in the attributes of other queues.
 
-    It reads the attributes of all of them, as the page says.
+    It reads the attributes of all predefined queues, as the page says.
     """
     other = make_queue()
     predefined = {queue.name: {"url": queue.url} for queue in (stage.queue, other)}
@@ -108,13 +114,13 @@ def test_dlq_not_predefined(stage, proxy, make_queue):
 
 
 def test_redrive(stage, asked):
-    """A redrive does nothing that the policy of the dead-letter queue denies."""
+    """A redrive makes no call that the policy of the dead-letter queue denies."""
     assert stage.redrive().sent == 12
     assert not any(is_denied(WRITERS, SOMEBODY, action) for action in asked()[DLQ])
 
 
 def test_writers():
-    """Only workers may write to the dead-letter queue."""
+    """The policies allow only workers to send messages to the dead-letter queue."""
     (to_dlq,) = ({*granted(WORKER, f":{DLQ}")},)
     assert to_dlq == {"sqs:SendMessage"}
     assert not is_denied(WRITERS, WORKERS_ROLE, "sqs:SendMessage")
@@ -125,9 +131,9 @@ def test_writers():
 
 
 def test_redrive_allow_policy(stage):
-    """The redrive allow policy names the queues that messages go back to.
+    """SQS accepts the redrive allow policy of the docs, and a redrive finds its queues.
 
-    It is an attribute that SQS takes, with the sources that a redrive would list.
+    The policy names the queues from which dead letters come and to which they go back.
     """
     found = shown(SOURCES)
     assert found["redrivePermission"] == "byQueue"
@@ -141,7 +147,7 @@ def test_redrive_allow_policy(stage):
 
 
 def test_assume_role(monkeypatch):
-    """kombu makes only the call that the policy of a role grants."""
+    """To assume a role, kombu makes only the call that the docs' policy grants."""
     client = boto3.client(
         "sts", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
     )
@@ -171,7 +177,7 @@ def test_table():
 
     def note(model, **_):
         called.add(f"dynamodb:{model.name}")
-        return SimpleNamespace(status_code=200), {}  # nothing is sent
+        return SimpleNamespace(status_code=200), {}  # botocore then sends no request
 
     client.meta.events.register("before-call", note, "note")
     store = DynamoDBStore("mail-records", region="us-east-1")
@@ -184,7 +190,7 @@ def test_table():
 
 
 def test_keys(stage, asked):
-    """The policy of the KMS keys grants what a look and a redrive need on each queue."""
+    """The policy of the KMS keys grants exactly what ``peek`` and a redrive need on each queue."""
 
     def of_keys(actions):
         return set().union(*(OF_KMS.get(action, set()) for action in actions))

@@ -1,4 +1,4 @@
-"""Nothing that the tests, the benchmarks or the demo start can be reached from other machines."""
+"""Other machines cannot reach the servers that tests, benchmarks and the demo start."""
 
 import os
 import socket
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="nee
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "0.0.0.0", "::"])
 def test_beyond_loopback(address):
-    """A listener on an address beyond loopback is found."""
+    """``beyond_loopback`` finds a listener on an address that other machines can reach."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     found = address in ("0.0.0.0", "::")
     with socket.create_server((address, 0), family=family) as listener:

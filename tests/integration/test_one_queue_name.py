@@ -1,4 +1,4 @@
-"""A queue that Celery calls otherwise than SQS has one name in metrics: SQS's."""
+"""If Celery has another name for a queue than SQS, the metrics use SQS's name."""
 
 import re
 import urllib.request
@@ -11,7 +11,7 @@ from tests.support.processes import eventually, free_port
 
 
 def test_one_queue_name(sqs_server, sqs_queue):
-    """The metrics count polls and runs under one queue name, also if the queue has an alias."""
+    """All metrics of a queue have the same queue name, even if the queue has an alias in Celery."""
     alias = LocalQueue(name="mails", url=sqs_queue.url, arn=sqs_queue.arn, dlq=sqs_queue.dlq)
     app = Celery("aliased", set_as_current=False)
     ran = []

@@ -1,4 +1,4 @@
-"""The proxy before a provider: each fault, for whom and how often; and a task behind it."""
+"""The proxy with which users test a task against a provider that fails."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.http_faults import close, http_faults, nobody
 
 
 class Payments:
-    """A provider that charges each idempotency key once, as the real ones do."""
+    """A payment provider that charges each idempotency key once, as real providers do."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -93,7 +93,7 @@ def key(request: ProviderRequest) -> str:
 
 
 def test_no_fault(proxy, payments):
-    """Without a fault the request and its answer pass, and the proxy records the exchange."""
+    """Without a fault, the proxy passes request and response on, and records both."""
     answer = pay(proxy, "a")
 
     assert answer.status_code == 201
@@ -108,19 +108,19 @@ def test_no_fault(proxy, payments):
 
 
 def test_no_body(proxy):
-    """Answers without a body pass."""
+    """The proxy passes on responses without a body."""
     assert requests.head(proxy.url, timeout=5).headers["X-Provider"] == "payments"
     assert requests.delete(f"{proxy.url}/charges/a", timeout=5).status_code == 204
 
 
 def test_path_of_provider(payments):
-    """The proxy puts a path of the provider's URL before that of the request."""
+    """If the provider's URL has a path, the proxy puts it before the path of the request."""
     with running_provider_proxy(f"{payments.url}/v1/") as proxy:
         assert pay(proxy, "a").json()["path"] == "/v1/charges?currency=eur"
 
 
 def test_fail(proxy, payments):
-    """A request that the proxy fails never reaches the provider."""
+    """With the fault ``fail``, the proxy answers itself, and the provider gets no request."""
     fault = fail(429, headers={"Retry-After": "7"}, body=b"slow down")
     proxy.inject(fault)
     answer = pay(proxy, "a")
@@ -136,7 +136,7 @@ def test_fail(proxy, payments):
 
 
 def test_drop_answer(proxy, payments):
-    """The provider has processed a request whose answer the proxy drops."""
+    """With the fault ``drop_answer``, the provider does the work, but its response is lost."""
     proxy.inject(drop_answer())
     with pytest.raises(requests.ConnectionError):
         pay(proxy, "a")
@@ -147,7 +147,7 @@ def test_drop_answer(proxy, payments):
 
 
 def test_times_per_id(proxy, payments):
-    """A fault hits the chosen requests only, and each ID as often as ``times`` says."""
+    """A fault hits only the requests that ``when`` selects, and each key only ``times`` times."""
     proxy.inject(fail(503, when=lambda request: request.json()["amount"] == 666, times=2, per=key))
 
     statuses = [
@@ -159,13 +159,13 @@ def test_times_per_id(proxy, payments):
 
 
 def test_two_faults(proxy):
-    """Each fault follows the one before it."""
+    """If there are two faults, the second applies when the first is used up."""
     proxy.inject(fail(500, times=1), fail(429, times=1))
     assert [pay(proxy, "a").status_code for _ in range(3)] == [500, 429, 201]
 
 
 def test_tls(provider_proxy, tmp_path, monkeypatch):
-    """The proxy reaches a provider over TLS only if it trusts its certificate."""
+    """The proxy calls a provider over TLS only if it trusts the provider's certificate."""
     authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -179,13 +179,13 @@ def test_tls(provider_proxy, tmp_path, monkeypatch):
 
 
 def test_when(proxy):
-    """A predicate may look at the exchanges so far."""
+    """The function ``when`` can use the proxy's earlier exchanges."""
     proxy.inject(fail(when=lambda request: len(proxy.exchanges) == 1))
     assert [pay(proxy, "a").status_code for _ in range(3)] == [201, 503, 201]
 
 
 def test_repr(proxy):
-    """The repr of an exchange shows neither its body nor its headers."""
+    """The repr of an exchange does not show its body and headers, which may have secrets."""
     pay(proxy, "secret-key", 4711)
     assert "secret-key" not in repr(proxy.exchanges)
     assert "4711" not in repr(proxy.exchanges)
@@ -202,15 +202,16 @@ def test_repr(proxy):
     },
 )
 def test_invalid_argument(make, message):
-    """The proxy refuses an invalid argument by its name."""
+    """The proxy refuses an invalid argument, and names it."""
     with pytest.raises(ValueError, match=message):
         make()
 
 
 def test_example(provider_proxy, sqs_celery_app, sqs_worker):
-    """The example of the documentation works.
+    """The example in docs/testing.md works.
 
-    Its blocks run with the other pages; the test in it needs fixtures, and runs here.
+    ``tests/unit/test_docs.py`` runs the blocks of other pages. The test in this example needs
+    fixtures, so it runs here.
     """
     page = Path(__file__).parents[2] / "docs" / "testing.md"
     *blocks, last = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
@@ -223,7 +224,7 @@ def test_example(provider_proxy, sqs_celery_app, sqs_worker):
 
 
 def test_provider_without_answer(provider_proxy):
-    """An exchange counts as forwarded if the provider got the request and did not answer."""
+    """An exchange counts as forwarded if the provider got the request but did not respond."""
     with http_faults() as provider:
         provider.behave = close
         proxy = provider_proxy(provider.url)

@@ -1,4 +1,4 @@
-"""A redrive of real queues: where messages go, which, how fast, and what they keep."""
+"""Which messages a redrive of real queues sends, where to, when, and what they keep."""
 
 import json
 import socket
@@ -33,7 +33,7 @@ def fifo(sqs, proxy, make_queue):
     return RedriveStage(sqs, proxy.endpoint, make_queue(fifo=True))
 
 
-# Where from, where to
+# Source and destination
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def fifo(sqs, proxy, make_queue):
     ids=["name", "url", "arn", "dlq-name", "dlq-url", "dlq-arn"],
 )
 def test_names_of_source(stage, source):
-    """A user can name the source in six ways."""
+    """A user can name the source of a redrive in six ways."""
     stage.fill("hello")
     assert stage.redrive(source(stage)).sent == 1
     assert stage.bodies(stage.queue) == Counter(["hello"])
@@ -67,7 +67,7 @@ def test_without_predefined_queues(stage):
 
 
 def test_given_destination(stage, make_queue, proxy):
-    """A destination given by the user holds for all messages."""
+    """If the user gives a destination, a redrive sends all messages there."""
     other = make_queue()
     stage.app.conf.update(local_sqs_settings(proxy.endpoint, stage.queue, other))
     stage.fill("hello", MessageAttributes=record(origin=stage.queue.arn))
@@ -84,9 +84,9 @@ def test_fifo_to_standard(stage, fifo, proxy):
 
 @pytest.mark.parametrize("named", [[], ["mails", "bulk", "sms"]], ids=["any", "predefined"])
 def test_silent_sqs(stage, monkeypatch, named):
-    """A redrive soon reports an SQS that accepts connections and stays silent.
+    """A redrive soon ends with an error if SQS accepts connections but does not answer.
 
-    It took four minutes: for botocore's timeouts, or for six tries of each queue.
+    With botocore's own timeouts, or with all tries for each queue, this would take minutes.
     """
     soon = {"connect_timeout": 0.3, "read_timeout": 0.3, "retries": {"total_max_attempts": 2}}
     monkeypatch.setattr(find_queue, "_SOON", soon)
@@ -114,7 +114,7 @@ def test_silent_sqs(stage, monkeypatch, named):
 
 
 def test_attributes_and_group(stage):
-    """A redrive keeps all attributes and the group of a fair queue."""
+    """A message keeps its attributes and its group in a redrive."""
     own = {
         "text": {"DataType": "String", "StringValue": "é"},
         "number": {"DataType": "Number", "StringValue": "12"},
@@ -137,9 +137,9 @@ def test_attributes_and_group(stage):
 
 @pytest.mark.parametrize(("expired", "sent", "skipped"), [("leave", 1, 1), ("extend", 2, 0)])
 def test_expired_tasks(stage, expired, sent, skipped):
-    """A redrive leaves expired tasks, or extends them on request.
+    """A redrive leaves expired tasks, or extends their expiry on request.
 
-    A worker would throw them away, so an unchanged task would be lost.
+    If it sent an expired task unchanged, a worker would delete the task.
     """
     stage.fill(task(), task(expires="2020-01-01T00:00:00+00:00"))
     report = stage.redrive(expired=expired)
@@ -149,11 +149,11 @@ def test_expired_tasks(stage, expired, sent, skipped):
         assert expires > "2026"
 
 
-# When
+# Time
 
 
 def test_spread(stage, proxy):
-    """``spread`` gives each message its own delay."""
+    """With ``spread``, a redrive gives each message its own delay."""
     proxy.record("SendMessageBatch")
     stage.fill_numbered(60)
     stage.redrive(spread="10m")
@@ -168,7 +168,10 @@ def test_spread(stage, proxy):
 
 
 def test_parked_message(stage, proxy):
-    """A parked message waits for the rest of its backoff."""
+    """A redrive sends a parked message with the rest of its delay.
+
+    A worker parks a message in the dead-letter queue if too many messages are hidden.
+    """
     proxy.record("SendMessageBatch")
     stage.fill(
         "x",
@@ -179,26 +182,26 @@ def test_parked_message(stage, proxy):
     assert 100 <= request["Entries"][0]["DelaySeconds"] <= 200
 
 
-# The gate
+# The provider
 
 
 def test_provider_is_down(stage, proxy):
-    """A redrive does not start while the provider is down."""
+    """A redrive does not start while its probe says that the provider is down."""
     stage.fill_numbered(5)
     proxy.reset()
     report = stage.redrive(probe=lambda: False)
     assert (report.sent, report.remaining, report.ended) == (0, 5, Ended.GATE)
     assert "ReceiveMessage" not in proxy.counts()
-    assert stage.events[-1].report == report  # scripts learn of it as of any other end
+    assert stage.events[-1].report == report  # the last event has the report, as always
 
 
 # FIFO
 
 
 def test_fifo_order(fifo, proxy):
-    """A redrive of a FIFO queue keeps order and groups.
+    """A redrive of a FIFO queue keeps the groups and their order.
 
-    It sends each message with a new deduplication id.
+    It sends each message with a new deduplication ID.
     """
     proxy.record("SendMessageBatch")
     for n in range(6):
@@ -232,7 +235,7 @@ def test_fifo_takes_no_spread(fifo):
 
 
 def test_archive_before_delete(stage, tmp_path, proxy):
-    """Messages are in the archive on the disk before SQS deletes them."""
+    """A redrive with ``delete`` writes messages to the archive before it deletes them."""
     archive, seen = tmp_path / "a.jsonl", []
     stage.fill_numbered(30)
 
@@ -246,18 +249,18 @@ def test_archive_before_delete(stage, tmp_path, proxy):
     assert all(seen)
 
 
-# Looking
+# Peek
 
 
 def test_peek(stage):
-    """A peek describes the messages and gives them back."""
+    """``peek`` counts the messages by task, reason and age, and gives them back."""
     stage.fill(task("mails.send"), MessageAttributes=record(origin=stage.queue.arn))
     stage.fill(task("sms.send"), "not celery's", task(expires="2020-01-01T00:00:00+00:00"))
     plan = peek(stage.app, stage.dlq.name, rate="1/s", ramp="10s")
     assert (plan.messages, plan.looked_at, plan.matching) == (4, 4, 4)
     assert plan.by_task == {"mails.send": 2, "sms.send": 1, "(no Celery message)": 1}
     assert plan.by_reason["retry_for is over"] == 1
-    assert plan.by_age == {"under 1 h": 3, "over 4 d": 1}  # its record says since when
+    assert plan.by_age == {"under 1 h": 3, "over 4 d": 1}  # by the record, if there is one
     assert plan.by_destination == {stage.queue.name: 4}
     assert 345_000 < plan.oldest_expires_in_seconds <= 345_600
     assert 4 < plan.duration_seconds < 10
@@ -265,7 +268,7 @@ def test_peek(stage):
 
 
 def test_peek_at_sample(stage):
-    """A peek at a sample estimates the whole queue."""
+    """``peek`` at a sample of the messages estimates the figures of the whole queue."""
     stage.fill_numbered(40)
     plan = peek(stage.app, stage.dlq.name, sample=10, rate="10/s")
     assert (plan.looked_at, plan.to_send) == (10, 40)
@@ -273,7 +276,7 @@ def test_peek_at_sample(stage):
 
 
 def test_rights(stage, proxy):
-    """A redrive needs no more rights than the table in the docs lists."""
+    """A redrive makes only calls that the table of rights in the docs lists."""
     stage.fill_numbered(12)
     proxy.reset()
     assert stage.redrive(task="none").skipped == 12

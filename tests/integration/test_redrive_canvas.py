@@ -1,4 +1,4 @@
-"""What a replay does to the rest of a canvas: chains go on, a failed chord stays failed."""
+"""After a redrive of a failed task, its chain goes on, but its chord stays failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.processes import eventually
 
 @pytest.fixture
 def canvas(sqs_celery_app):
-    """Tasks of which one fails until it is repaired."""
+    """Three tasks. The first fails until the test sets ``broken`` to False."""
     state = {"broken": True, "ran": []}
 
     @sqs_celery_app.task(base=SQSBackoffTask, name="canvas.first")
@@ -41,7 +41,7 @@ def depth(client: Any, queue: LocalQueue) -> int:
 
 
 def test_chain_goes_on(sqs_celery_app, sqs_worker, sqs_queue, sqs_client, canvas):
-    """A chain goes on after its failed task is replayed."""
+    """A chain goes on after a redrive of its failed task."""
     with sqs_worker():
         chain(canvas["first"].s(), canvas["then"].s()).delay()
         eventually(lambda: depth(sqs_client, sqs_queue.dlq) == 1, timeout=20)
@@ -51,7 +51,7 @@ def test_chain_goes_on(sqs_celery_app, sqs_worker, sqs_queue, sqs_client, canvas
 
 
 def test_chord_stays_failed(sqs_celery_app, sqs_worker, sqs_queue, sqs_client, canvas):
-    """A chord that has failed stays failed after a replay."""
+    """A chord that has failed stays failed after a redrive of its failed task."""
     with sqs_worker():
         result = chord([canvas["first"].s(), canvas["other"].s()])(canvas["then"].s())
         eventually(lambda: depth(sqs_client, sqs_queue.dlq) == 1, timeout=20)
@@ -61,5 +61,5 @@ def test_chord_stays_failed(sqs_celery_app, sqs_worker, sqs_queue, sqs_client, c
         assert redrive(sqs_celery_app, sqs_queue.name).sent == 1
         eventually(lambda: canvas["state"]["ran"] == ["first"], timeout=20)
         eventually(lambda: depth(sqs_client, sqs_queue) == 0, timeout=20)
-    assert canvas["state"]["ran"] == ["first"], "its body has not run"
+    assert canvas["state"]["ran"] == ["first"], "the body of the chord has run"
     assert result.failed()

@@ -1,4 +1,4 @@
-"""Nothing is lost, and nothing is sent twice unsaid, whatever SQS answers."""
+"""A redrive loses no message when calls to SQS fail or another redrive runs."""
 
 import threading
 from collections import Counter
@@ -36,18 +36,18 @@ def app(stage):
 
 @pytest.fixture
 def fill(stage):
-    """Put numbered messages on the dead-letter queue."""
+    """Return a function that puts numbered messages on the dead-letter queue."""
     return stage.fill_numbered
 
 
 @pytest.fixture
 def drain(stage):
-    """Take all visible messages off a queue; how often each body was there."""
+    """Return a function that takes all visible messages off a queue, and counts each body."""
     return stage.bodies
 
 
 def test_calls_per_message(app, queue, fill, drain, proxy):
-    """A redrive moves every message once, with 0.3 calls per message."""
+    """A redrive moves each message once, with at most 0.3 calls per message."""
     bodies = fill(250)
     proxy.reset()
     report = redrive(app, queue.dlq.name)
@@ -86,9 +86,9 @@ def test_two_redrives(app, queue, fill, drain):
     ],
 )
 def test_missing_permission(app, queue, fill, drain, proxy, action, sent, text):
-    """A redrive without a permission names it, and loses no message.
+    """A redrive names a missing permission, and loses no message.
 
-    Without the right to delete, it delivers and leaves at most one batch.
+    Without the right to delete, it sends at most one batch, which stays on the dead-letter queue.
     """
     bodies = fill(30)
     proxy.inject(http_error(403, "AccessDenied", actions=(action,), sender_fault=True))
@@ -110,7 +110,7 @@ def test_missing_permission(app, queue, fill, drain, proxy, action, sent, text):
 
 
 def test_no_right_to_show_again(app, queue, fill, proxy):
-    """A redrive without the right to show messages again reports how long they are hidden."""
+    """A redrive that is not allowed to give messages back reports how long they stay hidden."""
     fill(5)
     denied = http_error(
         403, "AccessDenied", actions=("ChangeMessageVisibilityBatch",), sender_fault=True

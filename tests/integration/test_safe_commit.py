@@ -1,4 +1,4 @@
-"""Steps and locks keep out of open transactions, on a real database."""
+"""Steps and locks refuse to run inside an open transaction of Django."""
 
 import pytest
 from celery import Celery
@@ -25,9 +25,9 @@ def aliases():
 
 
 def test_step_in_transaction(aliases):
-    """A step is refused in a transaction.
+    """``self.step`` raises an error inside a transaction.
 
-    A rollback would undo the step's work but not its record.
+    A rollback would undo the step's work, but not the record that it is done.
     """
     from django.db import transaction
 
@@ -54,9 +54,9 @@ def test_step_in_transaction(aliases):
 
 
 def test_autocommit_off(aliases):
-    """Steps are refused while autocommit is off.
+    """``self.step`` raises an error while autocommit is off.
 
-    Django then keeps a transaction open almost all the time.
+    Django then has an open transaction almost all the time.
     """
     from django.db import transaction
 
@@ -70,11 +70,11 @@ def test_autocommit_off(aliases):
 
 
 def test_django_test_case(aliases):
-    """The transaction of a Django test case does not count."""
+    """The transaction around a Django test case does not count as an open transaction."""
     from django.db import transaction
 
     around = transaction.atomic(using=aliases[0])
-    around._from_testcase = True  # what django.test.TestCase sets
+    around._from_testcase = True  # django.test.TestCase sets this
     with around:
         refuse_open_transaction("A step", why="")
         with pytest.raises(StoreInTransaction), transaction.atomic(using=aliases[0]):
@@ -82,9 +82,9 @@ def test_django_test_case(aliases):
 
 
 def test_lock_in_transaction(aliases):
-    """A lock is refused inside a transaction, because it would end before the commit.
+    """A lock raises an error inside a transaction, because the lock would end before the commit.
 
-    With ``@transaction.atomic`` on a task, the next holder read the balance from before the commit.
+    The next task that gets the lock would read data from before the commit.
     """
     from django.db import connections, transaction
 

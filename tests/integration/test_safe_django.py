@@ -1,4 +1,4 @@
-"""What Django says of the store before anything runs, and what its commands and threads do."""
+"""The store in Django: system checks, the doctor, commands and connections."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from celery_sqs_backoff.contrib.django import checks  # noqa: E402
 
 @pytest.fixture
 def alias(tmp_path):
-    name = f"checked_{uuid4().hex[:8]}"  # a connection keeps the settings of its first use
+    name = f"checked_{uuid4().hex[:8]}"  # a new name, because Django keeps a name's first settings
     project.add_database(name, project.sqlite(tmp_path / "records.sqlite3"))
     yield name
     project.close(name)
@@ -53,7 +53,7 @@ def of_store(check: Any) -> list[Any]:
 
 
 def asked(app: Any) -> list[tuple[str, str]]:
-    """Return the doctor's findings about the store, which it asks for them."""
+    """Return what the doctor finds about the store when it calls the store."""
     facts = ProjectFacts(app=facts_of_app(app, live=True))
     return [(f.id, f.evidence) for f in examine(facts) if f.subject == "sqs_backoff['store']"]
 
@@ -79,13 +79,12 @@ def test_invalid_store(app, settings, why):
 
 
 def test_missing_library(app, monkeypatch):
-    """Django's system check passes if the store's library is missing in this image.
+    """If the store's library is missing, Django's system check passes, and the doctor reports it.
 
-    ``migrate`` runs the checks, in an image that may lack libraries that workers have. The doctor
-    reports it.
+    ``migrate`` runs the system checks, perhaps in an image without the libraries of the workers.
     """
     monkeypatch.setitem(sys.modules, "redis", None)
-    app.conf.sqs_backoff = {"store": "redis://127.0.0.1:1/9"}  # of which no store is open yet
+    app.conf.sqs_backoff = {"store": "redis://127.0.0.1:1/9"}  # a URL that no test has used yet
     assert of_store(checks.check_app) == []
     [(rule, why)] = asked(app)
     assert rule == "E023"
@@ -103,10 +102,9 @@ def test_app_not_installed(app, alias, monkeypatch):
 
 
 def test_check_leaves_no_connection(app, alias):
-    """The check at a worker's start leaves no connection to the worker's processes.
+    """The check of the store at a worker's start leaves no open connection.
 
-    Processes that were forked with one read each other's answers, so locks were lost and records
-    rejected.
+    Pool processes would inherit it, and read each other's responses.
     """
     from django.db import connections
 
@@ -116,14 +114,14 @@ def test_check_leaves_no_connection(app, alias):
     kept = connections[alias].connection
     assert kept is not None
     StoreStep.create(None, worker)
-    assert connections[alias].connection is kept, "not ours to close: a test's transaction"
+    assert connections[alias].connection is kept, "it must not close a connection of the user"
     project.close(alias)
     StoreStep.create(None, worker)
     assert connections[alias].connection is None
 
 
 def test_store_asked(app, alias):
-    """The doctor finds a store that does not answer or has no table by asking it."""
+    """The doctor calls the store, and reports one that has no table or cannot be reached."""
     app.conf.sqs_backoff = {"store": f"django://{alias}"}
     assert of_store(checks.check_app) == []
     [(rule, why)] = asked(app)
@@ -138,9 +136,9 @@ def test_store_asked(app, alias):
 
 
 def test_unsigned_records(app, alias):
-    """The doctor warns of a shared store without signatures.
+    """The doctor warns if records in a shared store are not signed.
 
-    The project has no SECRET_KEY and no ``secret`` of its own.
+    That is so if the project has neither a SECRET_KEY nor the setting ``secret``.
     """
     from django.test import override_settings
 
@@ -154,9 +152,9 @@ def test_unsigned_records(app, alias):
 
 
 def test_secret_keys(app, alias):
-    """Keys in bytes sign records, and an empty key verifies none.
+    """A SECRET_KEY in bytes can sign records. An empty fallback key verifies no record.
 
-    Django accepts keys in bytes. An empty key comes from a variable that is not set.
+    Django accepts keys in bytes. An empty key comes from an environment variable that is not set.
     """
     from django.test import override_settings
 
@@ -175,9 +173,9 @@ def test_secret_keys(app, alias):
 
 
 def test_celery_command(tmp_path):
-    """The ``celery`` command reads a store in Django.
+    """The ``celery`` command can read a store in Django.
 
-    Unlike a worker and ``manage.py``, it has not set up Django, whose secret signs the records.
+    Unlike a worker and ``manage.py``, it must first set up Django, whose SECRET_KEY signs records.
     """
     (tmp_path / "shop").mkdir()
     database = project.sqlite(tmp_path / "shop.sqlite3")
@@ -220,9 +218,9 @@ CELERY_SQS_BACKOFF = {{"store": "django"}}
 
 
 def test_clear_expired(app, alias):
-    """``sqs_backoff_clear_expired`` removes ended records from the store's own database.
+    """``sqs_backoff_clear_expired`` removes ended records from the database of the store.
 
-    On the default database it would report "0 removed" every night.
+    If it used the default database, it would report "0 removed" every night.
     """
     from django.core.management import CommandError, call_command
     from django.db import connections

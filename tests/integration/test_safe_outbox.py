@@ -1,4 +1,8 @@
-"""A durable call is sent if its data is committed, also if the process ends in between."""
+"""A call with ``durable=True`` is sent if its transaction commits, even if the process then dies.
+
+The call is a row in the outbox, a table in the same database. A sender *claims* a row for some time
+before it sends the call.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from .django_app import project
 
 
 class Broker:
-    """What was sent, by task ID; and whether it takes anything."""
+    """A broker that keeps the calls it gets. While ``is_down``, it raises an error."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
@@ -38,7 +42,7 @@ def database(tmp_path_factory):
 
 
 class default_database:  # noqa: N801  # a context manager
-    """Make a database Django's default, with our tables."""
+    """During the block, Django's default database is this one, with our tables."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = settings
@@ -63,7 +67,7 @@ class default_database:  # noqa: N801  # a context manager
 
 
 def app_with(send: Callable[..., Any]) -> Celery:
-    """Return an app whose task ``mail`` is sent by a function."""
+    """Return an app whose task ``mail`` is sent with this function."""
     app = Celery("outbox", broker="memory://", set_as_current=False)
     app.finalize()
 
@@ -102,7 +106,7 @@ def let_claims_end() -> None:
 
 
 def write(mail: Any, broker: Broker, *calls: int) -> None:
-    """Commit calls that are not sent, and let their claims end."""
+    """Commit calls while the broker is down, and let their claims end."""
     from django.db import transaction
 
     broker.is_down = True
@@ -113,9 +117,10 @@ def write(mail: Any, broker: Broker, *calls: int) -> None:
     let_claims_end()
 
 
+@pytest.mark.story("W4")
 @pytest.mark.parametrize("durable", [False, True])
-def test_w4_sent_after_commit(mail, broker, durable):
-    """A call is sent after the commit and leaves no row behind."""
+def test_sent_after_commit(mail, broker, durable):
+    """A call is sent after the commit, and its row is deleted."""
     from django.db import transaction
 
     with transaction.atomic():
@@ -130,7 +135,7 @@ def test_w4_sent_after_commit(mail, broker, durable):
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_rollback(mail, broker, durable):
-    """No call is sent after a rollback."""
+    """A call is not sent after a rollback."""
     from django.db import transaction
 
     with transaction.atomic():
@@ -141,7 +146,7 @@ def test_rollback(mail, broker, durable):
 
 
 def test_left_call(mail, broker):
-    """A call that was left in the outbox is sent once."""
+    """``send_left_calls`` sends a call that is still in the outbox, once."""
     write(mail, broker, 7)
     assert [send_left_calls(mail.app) for _ in range(2)] == [(1, 0), (0, 0)]
     assert [args for _, args, _ in broker.sent] == [(7,)]
@@ -149,9 +154,9 @@ def test_left_call(mail, broker):
 
 
 def test_call_not_deleted(mail, broker, caplog):
-    """A call that could not be deleted after sending is sent again under the same ID.
+    """If the row of a call cannot be deleted after it was sent, the call is sent again.
 
-    The caller does not fail, because its data is committed.
+    Both have the same task ID. The caller gets no error, because its data is committed.
     """
     from django.db import DatabaseError, connection
 
@@ -172,7 +177,7 @@ def test_call_not_deleted(mail, broker, caplog):
 def test_two_senders(mail, broker):
     """Only one of two senders sends a call.
 
-    This holds also if the other one has listed the call before it was claimed.
+    This also holds if the second has read the row before the first has claimed it.
     """
     from celery_sqs_backoff.contrib.django.models import OutboxCall
 
@@ -191,7 +196,7 @@ def test_two_senders(mail, broker):
 
 
 def test_long_transaction(mail, broker):
-    """A call is sent once even if its transaction is longer than its claim."""
+    """A call is sent once even if its transaction takes longer than the first claim."""
     from django.db import transaction
 
     with transaction.atomic():
@@ -202,9 +207,9 @@ def test_long_transaction(mail, broker):
 
 
 def test_unsendable_call(mail, broker, caplog):
-    """A call that cannot be sent delays no other call.
+    """A call that cannot be sent does not hold up other calls. It goes to the end of the line.
 
-    A release may have changed its arguments. The call goes to the end of the line.
+    For example, a release of the project may have changed the task's arguments.
     """
     write(mail, broker, *[0] * 12, 7)
     send = type(mail).apply_async
@@ -227,23 +232,27 @@ def test_unsendable_call(mail, broker, caplog):
     [object(), {"__type__": "uuid", "__value__": "x"}],
     ids=["an object", "a dict that kombu reads as its own"],
 )
-def test_arguments_must_be_json(mail, order):
+def test_arguments_not_json(mail, order):
+    """A durable call whose arguments cannot be written as JSON raises an error at once."""
     with pytest.raises(TypeError, match="JSON"):
         mail.delay_on_commit(order, durable=True)
     assert left() == 0
 
 
-def test_arguments_must_be_the_tasks(mail):
-    """After the commit nobody would hear of it."""
+def test_wrong_arguments(mail):
+    """A durable call with an unknown argument raises an error at once.
+
+    After the commit, no caller would get the error.
+    """
     with pytest.raises(TypeError):
         mail.delay_on_commit(7, customr=8, durable=True)
     assert left() == 0
 
 
 def test_other_database(mail, broker, tmp_path):
-    """A durable call in a transaction on another database is refused.
+    """A durable call inside a transaction of another database raises an error.
 
-    A rollback there would not remove the call.
+    A rollback of that transaction would not remove the call from the outbox.
     """
     from celery.exceptions import ImproperlyConfigured
     from django.db import transaction
@@ -260,7 +269,8 @@ def test_other_database(mail, broker, tmp_path):
         project.close("orders")
 
 
-def test_expires_counts_from_the_call(mail, broker):
+def test_expires(mail, broker):
+    """``expires`` counts from the call, and not from the time at which a sender sends it."""
     from django.db import transaction
 
     broker.is_down = True
@@ -275,9 +285,9 @@ def test_expires_counts_from_the_call(mail, broker):
 
 
 def test_sender_without_task(mail, broker):
-    """A sender that lacks the task uses the task's own queue and priority.
+    """A sender that has not imported the task still uses the task's queue and priority.
 
-    Otherwise the call would go to the default queue, where no worker knows the task.
+    Otherwise the call would go to the default queue, whose workers may not know the task.
     """
     mail.queue, mail.priority = "mails", 3
     write(mail, broker, 7)
@@ -289,9 +299,9 @@ def test_sender_without_task(mail, broker):
 
 
 def test_send_in_transaction(mail, broker):
-    """The sender refuses to send left calls in a transaction.
+    """``send_left_calls`` raises an error inside a transaction.
 
-    A rollback would bring back the rows of calls that were sent.
+    A rollback would bring back the rows of calls that were already sent.
     """
     from django.db import transaction
 
@@ -302,9 +312,9 @@ def test_send_in_transaction(mail, broker):
 
 
 def test_command(mail, broker):
-    """``sqs_backoff_outbox`` sends the calls that are left in the outbox.
+    """``manage.py sqs_backoff_outbox`` sends the calls that are still in the outbox.
 
-    It exits with an error if a call could not be sent. Beat can send the rest as well.
+    It ends with an error if it could not send a call. A task for beat does the same.
     """
     from django.core.management import CommandError, call_command
 

@@ -1,4 +1,4 @@
-"""Redis servers that change roles, drop what they were told, or have no room for more."""
+"""The store on Redis servers that fail over, evict records, are full or lack rights."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tests.support.redis_server import redis_server
 
 
 def test_failover(tmp_path):
-    """After a failover the store reconnects to the server that its address leads to now.
+    """After a failover, the store connects to the server that its address now leads to.
 
-    The old server is a replica, keeps its connections, and would refuse all writes for good.
+    The old server has become a replica. It keeps its connections, but refuses all writes.
     """
     with redis_server(tmp_path / "old") as old, redis_server(tmp_path / "new") as new:
         address = tmp_path / "address"
@@ -46,9 +46,9 @@ def test_failover(tmp_path):
 
 
 def test_lost_connection(tmp_path):
-    """A step is recorded even if its connection is gone after a long run.
+    """The store records a step even if its connection was lost during a long run.
 
-    A NAT gateway or load balancer has forgotten it, so the next packet gets a reset.
+    A NAT gateway or a load balancer may have forgotten the connection. It answers with a reset.
     """
     with redis_server(tmp_path / "redis") as socket, _forgetful_gateway(socket) as gateway:
         store = open_store(f"redis://127.0.0.1:{gateway.port}/0")
@@ -62,7 +62,7 @@ def test_lost_connection(tmp_path):
     ("options", "is_named"),
     [
         (("--maxmemory", "5mb", "--maxmemory-policy", "allkeys-lru"), True),
-        # The default of managed servers. Each record has an end, so it is volatile.
+        # Managed servers have this policy by default. It evicts records, as each record has an end.
         (("--maxmemory", "5mb", "--maxmemory-policy", "volatile-lru"), True),
         (("--maxmemory", "5mb", "--maxmemory-policy", "noeviction"), False),
         (("--maxmemory", "0", "--maxmemory-policy", "allkeys-lru"), False),
@@ -83,7 +83,7 @@ def test_evicting_server(tmp_path, caplog, options, is_named):
 
 
 def test_info_denied(tmp_path):
-    """The doctor reports nothing about a server whose settings it may not read."""
+    """The doctor reports no finding if it is not allowed to read the server's settings."""
     app = Celery("unknown", broker="memory://", set_as_current=False)
     options = ("--maxmemory", "5mb", "--maxmemory-policy", "allkeys-lru")
     with redis_server(tmp_path / "redis", *options) as socket:
@@ -92,7 +92,7 @@ def test_info_denied(tmp_path):
         assert [finding.id for finding in examine(look(app)) if "store" in finding.subject] == []
 
 
-#: As docs/stores.md has it.
+#: The rights that docs/stores.md lists.
 _RIGHTS = "~celery-sqs-backoff:* +select +evalsha +script|load +get +set +del"
 
 
@@ -109,7 +109,7 @@ def test_missing_right(tmp_path, denied):
                 check_by_asking(app)
             return
         check_by_asking(app)
-        assert server.info("keyspace") == {}, "the check leaves nothing"
+        assert server.info("keyspace") == {}, "the check has left a record"
         slots = FleetSlots(
             records_of(app), ("provider",), rate=1, worker="one", clock=time.monotonic
         )
@@ -117,7 +117,7 @@ def test_missing_right(tmp_path, denied):
 
 
 def test_full_server(tmp_path):
-    """A full server refuses new records and keeps the old ones."""
+    """On a full server, the store cannot add records, but it can read and delete old ones."""
     with redis_server(tmp_path / "redis", "--maxmemory", "3mb") as socket:
         store = open_store(f"unix://{socket}")
         assert store.add("old", "value", 60) is None
@@ -131,9 +131,9 @@ def test_full_server(tmp_path):
 
 @pytest.mark.parametrize("why", ["full", "replica"])
 def test_read_only_server(tmp_path, why):
-    """A server that answers only reads counts as away.
+    """A server that refuses writes counts as away.
 
-    A worker starts. A guarded task is retried without a run.
+    A worker starts with it. A task with a guard is retried and does not run.
     """
     app = Celery("refuses", broker="memory://", set_as_current=False)
     app.finalize()
@@ -154,7 +154,10 @@ def test_read_only_server(tmp_path, why):
 
 
 class _Gateway:
-    """Forwards connections to a Unix socket; one from before :meth:`forget` is reset when used."""
+    """Forwards connections to a Unix socket.
+
+    After :meth:`forget`, it resets each older connection when a client uses it.
+    """
 
     def __init__(self, address: Path) -> None:
         self._address = address
@@ -181,7 +184,7 @@ class _Gateway:
                     client.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))  # a reset
                     return
                 server.sendall(request)
-                client.sendall(server.recv(65536))  # each is a packet
+                client.sendall(server.recv(65536))  # each response is small enough for one packet
 
     def close(self) -> None:
         self._listener.shutdown(SHUT_RDWR)
@@ -211,9 +214,9 @@ def _refuse_writes(server: redis.Redis, why: str) -> None:
 
 
 def test_record_not_text(tmp_path):
-    """A record that is not text is rejected.
+    """The store rejects a record that is not text.
 
-    A client that can write to Redis can write anything.
+    Another client of the Redis server can write any bytes.
     """
     with redis_server(tmp_path / "redis") as socket:
         store = open_store(f"unix://{socket}")

@@ -1,4 +1,4 @@
-"""A real worker whose store is wrong ends at its start, and says in a line what to do."""
+"""A worker with a wrong store ends at its start, with one line that says what to do."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ def mail(): ...
     },
 )
 def test_wrong_store(tmp_path, store, pool, why):
-    """A worker refuses to start with a wrong store."""
+    """A worker with a store that can never work ends with an error, without a traceback."""
     (tmp_path / "refused.py").write_text(MODULE)
     env = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
     env |= {

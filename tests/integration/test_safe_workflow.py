@@ -1,4 +1,8 @@
-"""The example's workflow, killed after each change outside, on PostgreSQL (rows W1, W2, W6)."""
+"""The workflow of the example project survives a kill after each of its changes outside.
+
+These are requests to a bank and writes to PostgreSQL. It proves the rows W1, W2 and W6 of
+``tests/field-stories.md``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from .stores import postgresql_database, require
 
 
 class Bank:
-    """Does a request once per idempotency key; refuses to release 666."""
+    """A bank that does a request once for each idempotency key. It refuses to release 666.00."""
 
     def __init__(self) -> None:
         self.answers: dict[str, dict[str, str]] = {}
@@ -79,10 +83,12 @@ def run(bank_url: str, customer: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
-def test_w1_killed(bank_url):
-    """The next run finishes a killed workflow.
+@pytest.mark.story("W1", "W6")
+def test_killed(bank_url):
+    """If a workflow's process is killed, the next run finishes the workflow.
 
-    The bank has one account, released each funding once, and has each release in the books.
+    The bank then has one account, and has released each funding once. The database has an entry for
+    each release.
     """
     runs = run(bank_url, "killed")
     assert len(runs) > 20
@@ -93,10 +99,11 @@ def test_w1_killed(bank_url):
         assert one["entries"] == ["posted", "posted"], one
 
 
-def test_w2_refused(bank_url):
-    """A refused funding takes back the releases before it.
+@pytest.mark.story("W2")
+def test_refused(bank_url):
+    """If the bank refuses a funding, the releases before it are undone.
 
-    This holds also if the process was killed while it took them back.
+    This also holds if the process is killed while it undoes them.
     """
     for one in run(bank_url, "refused"):
         assert one["bank"] == [["account", ""], ["release", "100.00"], ["return", ""]], one

@@ -42,7 +42,7 @@ def run(app, monkeypatch):
 
 
 def test_strategies_side_by_side(run):
-    """The policy alone and with a provider; progress goes to stderr."""
+    """The table shows the policy alone, and with a provider. Progress goes to stderr."""
     result = run("--outage", "10m")
     assert result.exit_code == DONE
     heading, *rows = result.stdout.splitlines()
@@ -52,7 +52,8 @@ def test_strategies_side_by_side(run):
     assert "simulating" not in result.stdout
 
 
-def test_json_is_on_stdout_alone(run):
+def test_json(run):
+    """With ``--json``, stdout has the JSON and nothing else."""
     result = run("--outage", "5m", "--messages", "2/s", "--json", "--seed", "3")
     shown = json.loads(result.stdout)["results"]
     assert [figures["strategy"] for figures in shown] == ["full-jitter", "provider"]
@@ -60,9 +61,10 @@ def test_json_is_on_stdout_alone(run):
 
 
 def test_options(run):
-    """The simulation uses the options of the app or of the named task.
+    """The simulation uses the options of the app, or those of the task that is named.
 
-    A task's ``retry_for`` of 10 minutes does not survive an outage of 20 minutes. The app's does.
+    In an outage of 20 minutes, the task's ``retry_for`` of 10 minutes gives dead letters. The app's
+    two hours give none.
     """
     arguments = ("--outage", "20m", "--json")
     app_wide, _ = json.loads(run(*arguments).stdout)["results"]
@@ -94,7 +96,8 @@ def test_plot(run, tmp_path):
     ],
     ids=" ".join,
 )
-def test_wrong_options_are_a_usage_error(run, arguments, words):
+def test_wrong_options(run, arguments, words):
+    """Wrong options end with a usage error that names the fault."""
     result = run(*arguments)
     assert result.exit_code == USAGE
     assert words in result.stderr

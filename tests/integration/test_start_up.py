@@ -1,4 +1,4 @@
-"""What a worker says of its queues when it starts."""
+"""A worker checks its queues when it starts, and logs what it finds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CHECK_UP = "celery_sqs_backoff.worker.check_up"
 
 
 def mail() -> None:
-    """Never run: what is said is said before."""
+    """Serve as the body of a task that never runs."""
 
 
 @pytest.fixture(autouse=True)
 def no_tasks_of_others(monkeypatch):
-    """Celery defines tasks of all apps of this process on each new one; here but its own."""
+    """Keep tasks of other tests off the new app. Celery adds tasks of all apps to each new one."""
     theirs = _state._on_app_finalizers
     builtin = {define for define in theirs if define.__module__ == "celery.app.builtins"}
     monkeypatch.setattr(_state, "_on_app_finalizers", builtin)
@@ -30,13 +30,13 @@ def no_tasks_of_others(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_stripe(monkeypatch):
-    """A worker that has imported it is told of its hidden retries; other tests have imported it."""
+    """Hide the module stripe, which other tests import. With it, a worker logs one more line."""
     monkeypatch.delitem(sys.modules, "stripe", raising=False)
 
 
 @pytest.fixture
 def said(sqs_server, sqs_queue_factory, caplog):
-    """Start a worker on a queue with these attributes, and return what it has said of it."""
+    """Return a function that starts a worker on a queue, and returns what the check has logged."""
 
     def start(queue, *, ignore=None, **task_options):
         app = Celery("start-up", set_as_current=False)
@@ -57,7 +57,7 @@ def said(sqs_server, sqs_queue_factory, caplog):
 
 @pytest.mark.hazard("H3")
 def test_too_few_receives(said):
-    """The worker warns of a queue that allows too few receives for a task's retries."""
+    """A worker warns if a queue's ``maxReceiveCount`` is too small for the retries of a task."""
     [warning] = said({"max_receive_count": 5})
     assert "maxReceiveCount is 5" in warning
     assert "start_up.mail" in warning

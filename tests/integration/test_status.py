@@ -1,4 +1,4 @@
-"""``celery sqs-status``: the numbers of the queues, and null for what nobody knows."""
+"""``celery sqs-status`` shows the numbers of messages of queues, and null for unknown numbers."""
 
 import json
 import socket
@@ -38,7 +38,7 @@ def run(app, monkeypatch):
 
 
 def test_empty_queue(run, queue):
-    """All numbers of an empty queue are known."""
+    """For an empty queue, the status knows all numbers."""
     result = run("--json")
     assert result.exit_code == DONE
     assert json.loads(result.stdout) == {
@@ -59,7 +59,7 @@ def test_empty_queue(run, queue):
 
 
 def test_in_flight(run, queue, sqs):
-    """Messages in flight may run or wait, so both numbers are unknown without workers' records."""
+    """Without reports of workers, the status does not know which messages in flight are running."""
     assert queue.dlq is not None
     for url, bodies in ((queue.url, 3), (queue.dlq.url, 2)):
         for _ in range(bodies):
@@ -75,7 +75,7 @@ def test_in_flight(run, queue, sqs):
 
 
 def test_memory_store(run, app):
-    """The status explains that workers do not share a store in memory."""
+    """The status says that workers cannot report through a store in memory."""
     app.conf.sqs_backoff = {"store": "memory://"}
     assert "sqs_backoff['store'] is one that workers do not share" in run().stdout
     assert run("--json").stderr == ""
@@ -98,7 +98,7 @@ def test_unreadable_queue(run, app):
 
 
 def test_missing_queue(run, app, queue):
-    """A queue that does not exist hides no other queue."""
+    """The status shows the other queues even if one queue does not exist."""
     app.conf.task_queues = [Queue(queue.name), Queue("absent")]
     result = run("--json")
     assert result.exit_code == USAGE
@@ -114,9 +114,9 @@ def test_missing_queue(run, app, queue):
 
 
 def test_queues_of_workers(run, app, queue, monkeypatch):
-    """The status names the queues that workers receive from and that it does not show.
+    """The status names queues from which workers receive and which it does not show.
 
-    Without task_queues, an app knows only its default queue, which may have no consumer.
+    Without ``task_queues``, an app knows only its default queue. It may have no consumer.
     """
     app.conf.task_default_queue = "unused"
     told = WorkerNow(queues={queue.name: QueueNow(running=1)})
@@ -129,13 +129,13 @@ def test_queues_of_workers(run, app, queue, monkeypatch):
     assert result.exit_code == DONE
     assert [found["name"] for found in json.loads(result.stdout)["queues"]] == [queue.name]
     assert "not shown" not in result.stderr + run("-Q", queue.name).stdout
-    assert "not shown" not in run("-Q", "unused").stdout, "it is what was asked for"
+    assert "not shown" not in run("-Q", "unused").stdout, "the user has named the queues"
 
 
 def test_shared_client(run, app, queue, monkeypatch):
-    """Queues with the same credentials share a client.
+    """Queues with the same credentials share an SQS client.
 
-    A client costs up to half a second of CPU: at night, 200 queues took two minutes.
+    A client costs up to half a second of CPU time, which adds up for 200 queues.
     """
     made = []
     new_client = Channel.new_sqs_client
@@ -161,11 +161,11 @@ def test_shared_client(run, app, queue, monkeypatch):
 
 
 def test_store_is_away(run, app):
-    """The status reports that it cannot read the store.
+    """The status says on stderr that it cannot read the store.
 
-    A script that sees no provider must know why.
+    Otherwise a script would not know why there is no provider.
     """
-    assert run("--json").stderr == "", "no store: nothing is missing"
+    assert run("--json").stderr == "", "without a store nothing is missing"
     app.conf.sqs_backoff = {"store": "redis://:hunter2@127.0.0.1:1/0", "secret": "s" * 32}
     result = run("--json")
     assert json.loads(result.stdout)["providers"] == []
@@ -174,9 +174,9 @@ def test_store_is_away(run, app):
 
 
 def test_silent_sqs(run, app, monkeypatch):
-    """The status soon reports an SQS that does not answer.
+    """The status soon ends with an error if SQS does not answer.
 
-    botocore's own timeouts take three minutes for each queue.
+    With botocore's own timeouts, this would take three minutes for each queue.
     """
     patience = clients._SETTLING.merge(Config(connect_timeout=0.3, read_timeout=0.3))
     monkeypatch.setattr(clients, "_SETTLING", patience)
@@ -196,7 +196,7 @@ def test_silent_sqs(run, app, monkeypatch):
 
 
 def test_own_timeouts(app):
-    """A user's own timeouts have precedence."""
+    """The status uses the user's own timeouts if there are any."""
     app.conf.broker_transport_options = {"client-config": {"read_timeout": 77}}
     config = connection_to_look(app).transport_options["client-config"]
     assert (config["connect_timeout"], config["read_timeout"]) == (5, 77)

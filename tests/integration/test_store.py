@@ -1,4 +1,4 @@
-"""What every store promises, on each of them, and what a race between processes makes of it."""
+"""The promises of every store, on real servers, alone and with many processes at a time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def key(request):
 
 
 def test_first_add_wins(store, key):
-    """The first process to add a record wins, and later ones get its value."""
+    """The first caller adds a record. Later callers of ``add`` get its value."""
     assert store.add(key, "mine", 60) is None
     assert store.add(key, "theirs", 60) == "mine"
     assert store.get(key) == "mine"
@@ -57,7 +57,7 @@ def test_missing_record(store, key):
 
 
 def test_compare_and_replace(store, key):
-    """The store replaces a record only for a caller that passes its current value."""
+    """The store replaces a record only if the caller passes its current value."""
     store.add(key, "a", 60)
     assert not store.replace(key, "b", "c", 60)
     assert store.get(key) == "a"
@@ -66,7 +66,7 @@ def test_compare_and_replace(store, key):
 
 
 def test_compare_and_delete(store, key):
-    """The store deletes a record only for a caller that passes its current value."""
+    """The store deletes a record only if the caller passes its current value."""
     store.add(key, "a", 60)
     assert not store.delete(key, "b")
     assert store.get(key) == "a"
@@ -76,7 +76,7 @@ def test_compare_and_delete(store, key):
 
 
 def test_ended_record(store, key):
-    """A record that has ended is gone for all four operations of the store."""
+    """For all four operations of the store, a record that has ended does not exist."""
     store.add(key, "old", 0.2)
     eventually(lambda: store.get(key) is None, timeout=5)
     assert not store.replace(key, "old", "new", 60)
@@ -86,16 +86,16 @@ def test_ended_record(store, key):
 
 
 def test_replace_sets_end(store, key):
-    """Replacing a record with a lifetime gives it a new end."""
+    """``replace`` with a lifetime gives a record a new end."""
     store.add(key, "a", 60)
     assert store.replace(key, "a", "b", 0.2)
     eventually(lambda: store.get(key) is None, timeout=5)
 
 
 def test_short_lifetime(store, key):
-    """A record of less than a second lives for its full lifetime.
+    """A record with a lifetime of less than a second lives that long.
 
-    Neither rounding nor a time zone may end it early.
+    Rounding or a time zone must not end it early.
     """
     started = time.monotonic()
     store.add(key, "a", 0.8)
@@ -104,7 +104,7 @@ def test_short_lifetime(store, key):
 
 
 def test_replace_keeps_end(store, key):
-    """Replacing a record without a lifetime keeps its end."""
+    """``replace`` without a lifetime keeps a record's end."""
     store.add(key, "a", 1.5)
     assert store.replace(key, "a", "b", None)
     assert store.get(key) == "b"
@@ -113,9 +113,9 @@ def test_replace_keeps_end(store, key):
 
 
 def test_replace_by_same_value(store, key):
-    """Replacing a value by the same value succeeds.
+    """``replace`` with the same value succeeds.
 
-    A lock is renewed this way. MySQL counts the rows that it changed, not those that it found.
+    This is how a lock is renewed. MySQL reports how many rows it has changed, which is 0 then.
     """
     store.add(key, "a", 60)
     assert store.replace(key, "a", "a", None)
@@ -126,9 +126,10 @@ def test_replace_by_same_value(store, key):
     ("one", "other"), [("cus_Nffr", "cus_nffr"), ("cafe", "café"), ("a", "a "), ("1", "01")]
 )
 def test_similar_keys_differ(store, key, one, other):
-    """The store tells keys and values apart that are nearly the same.
+    """The store keeps records apart whose keys or values are nearly the same.
 
-    MySQL's collations would take them for equal, and another customer's mail would be refused.
+    MySQL's default collations would take them for equal. Then a guard would refuse another
+    customer's mail.
     """
     assert store.add(f"{key}{one}", one, 60) is None
     assert store.add(f"{key}{other}", other, 60) is None
@@ -140,14 +141,14 @@ def test_similar_keys_differ(store, key, one, other):
 
 @pytest.mark.parametrize("text", ["", "é\n\0"[:2], '{"a": "ü"}', "x" * 50_000])
 def test_values_unchanged(store, key, text):
-    """The store keeps values unchanged."""
+    """The store returns the same text that was stored."""
     store.add(key, text, 60)
     assert store.get(key) == text
     assert store.replace(key, text, text + "!", 60)
     assert store.delete(key, text + "!")
 
 
-# Between processes
+# Several processes
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +160,7 @@ def peers(any_store):
 
 
 def _all(peers: list[Peer], function: str, *arguments: list[Any]) -> list[Any]:
-    """Ask all at once; ``arguments`` are per peer."""
+    """Call a function in all peers at the same time, each with its own value per argument."""
     for peer, own in zip(peers, zip(*arguments, strict=True), strict=True):
         peer.ask(function, *own)
     return [peer.answer() for peer in peers]
@@ -198,9 +199,9 @@ def test_race_to_replace(any_store, peers, key):
 
 
 def test_race_of_steps(any_store, peers, key):
-    """The store lists every step when many processes begin steps at once.
+    """If many processes begin steps at the same time, the record lists all of the steps.
 
-    A step that is missing from the list would not be taken back.
+    A step that is not in the list would never be undone.
     """
     names = [f"step {n}" for n in range(PEERS)]
     assert _all(peers, "step", [key] * PEERS, names) == names
@@ -213,15 +214,15 @@ def test_race_for_exclusive(peers, key, tmp_path):
     """Of many processes, only one at a time is inside ``exclusive``."""
     some = peers[:4]
     turns = _all(some, "take_turns", [key] * 4, [str(tmp_path / "inside")] * 4, [10] * 4)
-    assert sum(turns) == 40, "turns in which no other process was inside"
+    assert sum(turns) == 40, "two processes were inside at the same time"
 
 
 @pytest.mark.parametrize("shift", [-3600, 3600])
 @pytest.mark.parametrize("any_store", ["postgresql", "redis"], indirect=True)
 def test_wrong_clock(store, key, shift):
-    """A process with a wrong clock ends no record early.
+    """A record does not end early for a process with a wrong clock.
 
-    The server's clock decides. DynamoDB has no clock to ask, see ``test_dynamodb_clock_skew``.
+    The clock of the server decides. DynamoDB has none: see ``test_dynamodb_clock_skew``.
     """
     store.add(key, "held", 60)
     right = time.time
@@ -233,13 +234,13 @@ def test_wrong_clock(store, key, shift):
     eventually(lambda: store.get(f"{key}3") is None, timeout=3)
 
 
-# What is one store's own
+# Promises of a single store
 
 
 def test_dynamodb_clock_skew(tmp_path):
-    """The DynamoDB store allows for clocks that differ by up to ``clock_skew_seconds``.
+    """On DynamoDB, records are safe if clocks differ by at most ``clock_skew_seconds``.
 
-    A worker whose clock is 4 s ahead does not take over a lease that has 3 s left.
+    A worker whose clock is 4 s ahead does not take over a lock that has 3 s left.
     """
     with served("dynamodb", tmp_path) as there:
         url = there.url.replace("clock_skew_seconds=0", "clock_skew_seconds=5")
@@ -252,9 +253,9 @@ def test_dynamodb_clock_skew(tmp_path):
 
 
 def test_mariadb_time_zones(tmp_path):
-    """MariaDB sessions in two time zones agree on when a record ends.
+    """Two MariaDB sessions with different time zones agree on when a record ends.
 
-    Otherwise one session's lease would end an hour early or late for the other.
+    Otherwise a lock of one session would end an hour early or late for the other.
     """
     with served("mariadb", tmp_path) as there:
         database = there.database or {}
@@ -274,9 +275,9 @@ def test_mariadb_time_zones(tmp_path):
 
 @pytest.mark.parametrize("name", ["sqlite", "postgresql"])
 def test_write_in_transaction(name, tmp_path):
-    """The Django store refuses to write a record inside a transaction.
+    """The Django store raises an error if it should write inside a transaction.
 
-    A rollback would remove the record. A connection of the store's own writes it for good.
+    A rollback would remove the record. If the store has a database alias of its own, it can write.
     """
     from django.db import transaction
 
@@ -293,7 +294,8 @@ def test_write_in_transaction(name, tmp_path):
             assert there.store.get("key") == "value"
 
 
-def test_no_migration_is_missing(tmp_path):
+def test_migrations(tmp_path):
+    """The package has all migrations that its models need."""
     from django.core.management import call_command
 
     with served("sqlite", tmp_path):
@@ -324,9 +326,9 @@ def test_store_away(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["postgresql", "mariadb"])
 def test_lost_connection(name, tmp_path):
-    """A step is recorded even if the store's connection is lost while its function runs.
+    """The store records a step even if its connection is lost while the step's function runs.
 
-    A proxy may close idle connections, or the database may restart.
+    For example, a proxy closes idle connections, or the database restarts.
     """
     from django.db import connections
 
@@ -344,9 +346,9 @@ def test_lost_connection(name, tmp_path):
 
 
 def test_lost_pool(tmp_path):
-    """The store replaces a record after all connections of its pool were lost.
+    """The store can write after all connections of its pool were lost.
 
-    With ``OPTIONS["pool"]`` the next connection is as old as the lost one.
+    With ``OPTIONS["pool"]``, the next connection that Django gives out may be lost too.
     """
     from django.db import connections
 
@@ -370,7 +372,7 @@ def test_lost_pool(tmp_path):
 
 
 def _end_session(connection: Any) -> None:
-    """Let the server close a connection, whose client does not notice."""
+    """Let the server close a connection. The client does not notice."""
     other = connection.copy()
     with other.cursor() as cursor:
         if connection.vendor == "postgresql":
@@ -382,9 +384,9 @@ def _end_session(connection: Any) -> None:
 
 
 def test_deadlock_repeated(tmp_path):
-    """The store repeats a statement that the database rolled back because of a deadlock.
+    """The store repeats a statement that the database has rolled back because of a deadlock.
 
-    The statement did nothing. If it failed, a step that was just done would have no record.
+    If it raised an error instead, a step that was just done would have no record.
     """
     from django.db import OperationalError, connections
 
@@ -405,9 +407,9 @@ def test_deadlock_repeated(tmp_path):
 
 @pytest.mark.parametrize("database", ["mariadb", "postgresql"])
 def test_failover(database, tmp_path):
-    """After a failover the store reconnects to the server that its address leads to now.
+    """After a failover, the store connects to the server that its address now leads to.
 
-    The old server keeps its connections, which many projects never close, and is read-only.
+    The old server keeps its connections, but it is read-only. Many projects never close theirs.
     """
     with served(database, tmp_path) as there:
         from django.db import connections
@@ -426,9 +428,10 @@ def test_failover(database, tmp_path):
 
 
 def test_strict_isolation(tmp_path):
-    """Processes at a strict isolation level lose no step.
+    """At PostgreSQL's strictest isolation level, the store loses no step of several processes.
 
-    PostgreSQL refuses all but one of the statements that meet at a row, and the store repeats each.
+    If statements of several processes change the same row, PostgreSQL accepts only one. The store
+    repeats the others.
     """
     with served("postgresql", tmp_path) as there:
         strict = {"options": "-c default_transaction_isolation=serializable"}

@@ -1,4 +1,4 @@
-"""The fixtures that users get do what their docstrings say, with a real worker on a local SQS."""
+"""The pytest fixtures of ``celery_sqs_backoff.testing`` do what their docstrings say."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attributes(sqs: SQSClient, url: str) -> dict[str, str]:
 
 
 def waiting(sqs: SQSClient, queue: LocalQueue) -> tuple[int, int]:
-    """How many messages are visible, and how many are hidden."""
+    """Return how many messages are visible, and how many are hidden."""
     found = attributes(sqs, queue.url)
     return (
         int(found["ApproximateNumberOfMessages"]),
@@ -40,7 +40,7 @@ def waiting(sqs: SQSClient, queue: LocalQueue) -> tuple[int, int]:
 
 
 def test_queue(sqs_client, sqs_queue):
-    """The queue has a dead-letter queue, the visibility timeout of SQS, and 10 receives."""
+    """``sqs_queue`` has a dead-letter queue, SQS's visibility timeout, and 10 receives."""
     assert sqs_queue.dlq is not None
     found = attributes(sqs_client, sqs_queue.url)
     assert found["QueueArn"] == sqs_queue.arn
@@ -50,7 +50,7 @@ def test_queue(sqs_client, sqs_queue):
 
 
 def test_queue_factory(sqs_client, sqs_queue_factory):
-    """The factory makes a queue with the attributes that the test asks for."""
+    """``sqs_queue_factory`` makes a queue with the attributes that the test asks for."""
     queue = sqs_queue_factory(
         name="mail",
         fifo=True,
@@ -70,7 +70,7 @@ def test_queue_factory(sqs_client, sqs_queue_factory):
 
 @pytest.mark.parametrize("pool", ["solo", "threads"])
 def test_worker(sqs_client, sqs_queue, sqs_celery_app, sqs_worker, pool):
-    """A worker runs the tasks of the app, and leaves no message on the queue."""
+    """``sqs_worker`` runs the tasks of the app, and leaves no message on the queue."""
 
     @sqs_celery_app.task(acks_late=True)
     def add(x, y):
@@ -83,9 +83,9 @@ def test_worker(sqs_client, sqs_queue, sqs_celery_app, sqs_worker, pool):
 
 
 def test_stopped_worker(sqs_client, sqs_queue, sqs_celery_app, sqs_worker):
-    """A stopped worker takes no message with it.
+    """A worker that has stopped receives no more messages.
 
-    A long poll of the stopped worker would receive the message, and hide it from others.
+    Otherwise its last long poll would receive the next message, and hide it from the test.
     """
 
     @sqs_celery_app.task
@@ -101,7 +101,7 @@ def test_stopped_worker(sqs_client, sqs_queue, sqs_celery_app, sqs_worker):
 
 
 def test_shared_task(sqs_celery_app, sqs_worker):
-    """A shared task goes to the local SQS."""
+    """A task made with ``@shared_task`` is sent to the local SQS."""
 
     @shared_task(name="tests.shared_double")
     def double(x):
@@ -112,7 +112,7 @@ def test_shared_task(sqs_celery_app, sqs_worker):
 
 
 def test_other_queue(sqs_client, sqs_celery_app):
-    """A task for a queue that does not exist raises, and does not create that queue."""
+    """Sending a task to a queue that does not exist raises an error, and creates no queue."""
 
     @sqs_celery_app.task
     def noop(): ...
@@ -124,9 +124,10 @@ def test_other_queue(sqs_client, sqs_celery_app):
 
 
 def test_users_app(monkeypatch, sqs_server, sqs_queue_factory):
-    """An app of the user's own is moved to the local SQS, and moved back.
+    """``on_local_sqs`` lets a user's own app use the local SQS, and then restores its settings.
 
-    Twice, as in two tests: connections, queues and results of the first must not be reused.
+    The test does so twice. The second time must not use connections, queues or results of the
+    first.
     """
     monkeypatch.setenv("CELERY_BROKER_URL", "redis://production:6379/0")
     monkeypatch.setenv("CELERY_RESULT_BACKEND", "redis://production:6379/1")
@@ -154,9 +155,9 @@ def test_users_app(monkeypatch, sqs_server, sqs_queue_factory):
 
 
 def test_moved_app_is_current(sqs_server, sqs_queue):
-    """The moved app is the current one, and afterwards the former app is current again.
+    """In ``on_local_sqs``, the app is the current app. Afterwards the former one is current again.
 
-    ``@shared_task`` asks for the current app; a project's own is that once it is imported.
+    ``@shared_task`` uses the current app. In a project, that is the last app that was imported.
     """
     with setup_default_app(current_app._get_current_object()):
         projects_own = Celery("projects_own")
@@ -166,7 +167,7 @@ def test_moved_app_is_current(sqs_server, sqs_queue):
 
 
 def test_credentials(monkeypatch, sqs_server, sqs_celery_app):
-    """The credentials of the local SQS do not come from the environment."""
+    """The fixtures use dummy credentials, and not the real ones from the environment."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAREAL")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "real")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "real")
@@ -184,13 +185,13 @@ def test_credentials(monkeypatch, sqs_server, sqs_celery_app):
 
 
 def test_prefork(sqs_worker):
-    """A worker of the fixture refuses a pool that does not share the test's process."""
+    """``sqs_worker`` refuses a pool whose tasks would not run in the test's process."""
     with pytest.raises(ValueError, match="invalid pool 'prefork'"), sqs_worker(pool="prefork"):
         pass
 
 
 def test_logging(sqs_celery_app, sqs_worker, caplog):
-    """The worker leaves logging to pytest, and logs no requests to SQS."""
+    """The worker of ``sqs_worker`` leaves logging to pytest, and logs no requests to SQS."""
 
     @sqs_celery_app.task
     def fail():
@@ -203,7 +204,7 @@ def test_logging(sqs_celery_app, sqs_worker, caplog):
 
 
 def test_example(pytester):
-    """The example in the module's docstring passes."""
+    """The example in the docstring of ``celery_sqs_backoff.testing`` works."""
     example = re.search(r"is retried::\n\n(.*?)\n\n``@shared", testing.__doc__ or "", re.DOTALL)
     assert example is not None
     pytester.makeconftest('pytest_plugins = ["celery_sqs_backoff.testing"]')
@@ -213,9 +214,9 @@ def test_example(pytester):
 
 
 def test_import_of_moto(pytester):
-    """The plugin does not import moto before a fixture needs it.
+    """The pytest plugin imports moto only when a fixture needs it.
 
-    A project's unit tests, which need no SQS, must not wait for it.
+    Unit tests that need no SQS must not wait for this import.
     """
     pytester.makeconftest('pytest_plugins = ["celery_sqs_backoff.testing"]')
     pytester.makepyfile("import sys\ndef test_it(): assert 'moto' not in sys.modules")
@@ -224,9 +225,9 @@ def test_import_of_moto(pytester):
 
 @pytest.mark.parametrize("test", [1, 2])
 def test_store_per_test(sqs_celery_app, sqs_worker, test):
-    """Each test has a store of its own.
+    """Each test has its own store.
 
-    A guard that another test has passed would refuse this one's message.
+    Otherwise a guard that has let a message pass in one test would refuse the message of the next.
     """
 
     @sqs_celery_app.task(
@@ -240,7 +241,7 @@ def test_store_per_test(sqs_celery_app, sqs_worker, test):
 
 
 def test_real_store(sqs_server, sqs_queue):
-    """An app with a real store uses one in memory in a test, and its own again afterwards."""
+    """In ``on_local_sqs``, an app with a real store uses a store in memory instead."""
     app = Celery("mine", set_as_current=False)
     app.conf.sqs_backoff = {"store": "redis://production:6379/0", "crash_budget": 2}
     with on_local_sqs(app, sqs_server, sqs_queue):
@@ -250,9 +251,9 @@ def test_real_store(sqs_server, sqs_queue):
 
 
 def test_django_settings(sqs_server, sqs_queue):
-    """The settings of a Django project's app are taken, and its store is not used.
+    """In ``on_local_sqs``, an app keeps its settings from Django, except for the store.
 
-    Celery's names there begin with ``CELERY_``, also that of our settings.
+    In Django the name of our settings is ``CELERY_SQS_BACKOFF``.
     """
     settings = SimpleNamespace(CELERY_SQS_BACKOFF={"store": "django", "max_retries": 3})
     app = Celery("django-project", set_as_current=False)

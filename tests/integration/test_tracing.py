@@ -1,4 +1,4 @@
-"""Traces, with the instrumentations of Celery, botocore and boto3's SQS installed and active."""
+"""Runs have spans, together with OpenTelemetry's instrumentations of Celery, botocore and SQS."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def state(sqs_celery_app):
 
 
 def runs(spans: InMemorySpanExporter, task: str) -> list[ReadableSpan]:
-    """The spans of its runs, oldest first."""
+    """Return the spans of a task's runs, oldest first."""
     found = [span for span in spans.get_finished_spans() if span.name == f"run/{task}"]
     return sorted(found, key=lambda span: span.start_time or 0)
 
@@ -60,7 +60,7 @@ def sent(spans: InMemorySpanExporter, task: str) -> ReadableSpan:
 
 
 def test_span_of_run(spans, sqs_worker, state):
-    """A run's span states its outcome and has the sender's span as its parent."""
+    """The span of a run has the outcome, and the sender's span as its parent."""
     with sqs_worker():
         state["flaky"].delay()
         eventually(lambda: len(runs(spans, "traced.flaky")) == 2, timeout=30)
@@ -81,7 +81,7 @@ def test_span_of_run(spans, sqs_worker, state):
 
 
 def test_link_of_replay(spans, sqs_celery_app, sqs_worker, sqs_queue, sqs_client, state):
-    """A replay's span links to the run that failed and keeps its trace."""
+    """After a redrive, the span of the new run has a link to the failed run, in the same trace."""
     assert sqs_queue.dlq is not None
     with sqs_worker():
         state["broken"].delay()

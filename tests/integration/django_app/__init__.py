@@ -1,1 +1,1 @@
-"""A Django project of the fewest settings, for tests of what is Django's."""
+"""A Django project with the fewest settings, for tests that need Django."""

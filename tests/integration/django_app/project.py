@@ -1,4 +1,4 @@
-"""Set Django up once per process, with the databases that a test names."""
+"""Set Django up once per process, and add the databases that tests need."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ APPS = ["celery_sqs_backoff.contrib.django"]
 
 
 def set_up() -> None:
-    """Configure Django, unless another test has."""
+    """Configure Django, unless an earlier test has done so."""
     import django
     import pymysql
     from django.conf import settings
 
-    pymysql.version_info = (2, 2, 7, "final", 0)  # what Django asks of mysqlclient
+    pymysql.version_info = (2, 2, 7, "final", 0)  # Django requires this version of mysqlclient
     pymysql.install_as_MySQLdb()
 
     if not settings.configured:
@@ -23,7 +23,7 @@ def set_up() -> None:
 
 
 def add_database(alias: str, database: dict[str, Any]) -> None:
-    """Add an alias; its connections are this process's own."""
+    """Add a database to Django's settings under this alias."""
     from django.db import connections
 
     set_up()
