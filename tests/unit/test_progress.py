@@ -1,4 +1,4 @@
-"""What a redrive shows while it sends: one line on a terminal, nothing of it on a pipe."""
+"""The progress of a redrive: a terminal shows one line of it, and a pipe none."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ from celery_sqs_backoff.redrive.events import Failed, Progress, RunWaits, Starte
 
 
 def show(stderr):
-    """Show a run that is half done, and fails one message."""
+    """Show the progress of a redrive that is half done and could not send one message."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", stderr)
         with show_progress() as on_event:
@@ -36,7 +36,7 @@ def show_on_terminal(columns):
         with open(slave, "w") as stderr:
             show(stderr)
         shown = b""
-        with suppress(OSError):  # nobody has the other end any more
+        with suppress(OSError):  # the other end is closed
             while read := os.read(master, 4_096):
                 shown += read
         return shown.decode()
@@ -49,9 +49,9 @@ FACTS = "40/80 10.0/s failed 0 back 0 4 s left"
 
 @pytest.mark.parametrize("columns", [80, 50])
 def test_one_line(columns):
-    """A terminal shows one line with counts, rate and time left.
+    """A terminal shows one line with counts, rate and time left, no wider than the terminal.
 
-    It is drawn again below each message, and is no wider than the terminal.
+    After any other output, such as a failure, the line is drawn again below it.
     """
     drawn = show_on_terminal(columns).split("\r")
     assert {text for text in drawn if text.strip() and len(text) == columns - 1} == {
@@ -62,17 +62,17 @@ def test_one_line(columns):
 
 
 def test_terminal_without_size():
-    """A terminal without a size shows no progress.
+    """A terminal that reports no size shows failures, but no progress.
 
-    Some containers and serial lines report no size, and the command ended with a ValueError.
+    Some containers and serial lines have no size. A line of progress would raise ValueError there.
     """
     assert "failed (too long): id" in show_on_terminal(0)
 
 
 def test_pipe(tmp_path):
-    """A pipe gets no progress.
+    """A pipe gets other output, but no progress.
 
-    The log of a job would hold one line per second.
+    The log of a job would get one line per second.
     """
     with (tmp_path / "err").open("w") as stderr:
         show(stderr)

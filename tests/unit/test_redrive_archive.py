@@ -1,4 +1,7 @@
-"""An archive of which a run was killed while it wrote, or which was something else before."""
+"""The archive of a redrive is a file of dead letters, one per line.
+
+With ``delete``, a redrive writes a message there before it deletes it from the queue.
+"""
 
 import os
 
@@ -23,10 +26,10 @@ def ids_in(path):
 
 
 def test_truncated_line(tmp_path):
-    """A line that a kill has cut short does not spoil the next one.
+    """If a kill has cut the last line short, the next redrive removes it before it writes.
 
-    Its message was not deleted, and is archived again. Otherwise, the next message's line would be
-    lost.
+    Otherwise the next message would be written on the same line and lost. The message of the
+    removed line is still on the queue.
     """
     path = tmp_path / "a"
     dump(letters("a", "b"), [None, None], path)
@@ -36,7 +39,7 @@ def test_truncated_line(tmp_path):
 
 
 def test_reader_of_truncated_line(tmp_path):
-    """A reader of an archive names the line that is cut short."""
+    """If a line is cut short, the reader of the archive raises an error that names the line."""
     path = tmp_path / "a"
     dump(letters("a", "b"), [None, None], path)
     path.write_bytes(path.read_bytes()[:-3])
@@ -45,7 +48,7 @@ def test_reader_of_truncated_line(tmp_path):
 
 
 def test_private_file(tmp_path):
-    """Only its user can read an archive."""
+    """Only the user who writes an archive can read it."""
     with Archive(tmp_path / "a"):
         assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
 
@@ -55,9 +58,9 @@ def test_private_file(tmp_path):
     "open_it", [Archive, lambda path: list(read_archive(path))], ids=["write", "read"]
 )
 def test_unsafe_file(tmp_path, monkeypatch, what, open_it):
-    """A redrive refuses an archive or journal that other users can reach.
+    """A redrive refuses an archive that other users can read or could have written.
 
-    A planted archive or journal would misuse the operator's rights.
+    Another user could write an archive whose messages the operator would then send.
     """
     path = tmp_path / "a"
     dump(letters("a"), [None], path)
@@ -76,9 +79,9 @@ def test_unsafe_file(tmp_path, monkeypatch, what, open_it):
 
 
 def test_full_disk(tmp_path):
-    """A full disk does not keep the run from its report.
+    """If the disk is full when an archive is closed, no error hides the report of the redrive.
 
-    Closing a file writes the rest of its buffer.
+    Closing a file may write, because it writes the rest of its buffer.
     """
     archive_ = Archive(tmp_path / "a")
     archive_._file.write(b'{"MessageId":')

@@ -1,4 +1,9 @@
-"""What a redrive does when SQS, a file or a message is not as it should be. In virtual time."""
+"""What a redrive does if SQS, a file or a message is not as it should be. Time is virtual.
+
+A run is one redrive. It receives each dead letter, sends it to its queue, and deletes it. While the
+run has a message, it hides the message from other consumers. A message is in doubt if SQS has not
+answered a send, so that the message may or may not have been sent.
+"""
 
 import json
 import threading
@@ -71,7 +76,10 @@ def always(world, action, error, times=10_000):
 
 
 def test_denied_delete(world):
-    """A denied delete stops the run after one batch, and the next run deletes it by its journal."""
+    """If SQS denies deletes, the run ends after one batch.
+
+    The journal names this batch, so a later run deletes it and does not send it again.
+    """
     world.fill(*bodies(200))
     always(world, DELETE, "AccessDenied")
     report = world.redrive()
@@ -86,10 +94,7 @@ def test_denied_delete(world):
 
 
 def test_failing_deletes(world):
-    """The run stops within 110 sends when SQS deletes nothing.
-
-    These deletes fail with an internal error and not for a missing permission.
-    """
+    """If all deletes fail with an internal error, the run ends after at most 110 sends."""
     world.fill(*bodies(1_000))
     world.redrive(limit=10)
     always(world, DELETE, "InternalError")
@@ -102,9 +107,9 @@ def test_failing_deletes(world):
 
 
 def test_delete_hopeless_messages(world, monkeypatch):
-    """With ``delete``, the run also deletes poison and unreadable messages.
+    """With ``delete``, the run also deletes messages that it would never send.
 
-    It deletes messages without a destination, too.
+    These were replayed too often, cannot be read, or have no destination.
     """
     world.fill("poison", MessageAttributes={REPLAY_ATTRIBUTE: text('{"replays":99}')})
     (hostile,) = world.fill("hostile")
@@ -119,9 +124,9 @@ def test_delete_hopeless_messages(world, monkeypatch):
 
 
 def test_unknown_outcome(world):
-    """The run sends messages with an unknown outcome only on request.
+    """The run sends messages with the outcome UNKNOWN only on request.
 
-    Their work may have been done already.
+    The work of their tasks may have been done already.
     """
     world.fill("a", MessageAttributes={ATTRIBUTE_NAME: text('{"outcome":"UNKNOWN"}')})
     world.fill("b", MessageAttributes={ATTRIBUTE_NAME: text('{"outcome":"RETRYABLE"}')})
@@ -130,11 +135,11 @@ def test_unknown_outcome(world):
     assert world.redrive(include_unknown=True, outcome="unknown").sent == 1
 
 
-# Ending
+# How a run ends
 
 
 def test_hidden_elsewhere(world):
-    """The run ends incomplete when another consumer hides messages."""
+    """If another consumer hides messages, the run ends as incomplete and reports their number."""
     world.fill(*bodies(10))
     world.sqs.receive_message(
         QueueUrl=world.source.url, MaxNumberOfMessages=4, VisibilityTimeout=600
@@ -145,9 +150,9 @@ def test_hidden_elsewhere(world):
 
 
 def test_filter_beyond_in_flight_limit(world, monkeypatch):
-    """The run reports that its filter leaves more messages than SQS can hide.
+    """If a filter leaves out more messages than SQS can hide at a time, the run says so.
 
-    It blamed another consumer, and another run in some minutes would have ended in the same way.
+    The run hides these messages until its end. It does not blame another consumer.
     """
     monkeypatch.setattr(run_module, "MAX_IN_FLIGHT_MESSAGES", 20)
     world.sqs.queues[world.source.url].max_in_flight = 20
@@ -159,9 +164,9 @@ def test_filter_beyond_in_flight_limit(world, monkeypatch):
 
 
 def test_fifo_filter(tmp_path):
-    """The run ends incomplete when a filter leaves a message of a FIFO group.
+    """If a filter leaves out a message of a FIFO group, the run ends as incomplete.
 
-    SQS gives out no message behind it, and waiting does not help.
+    SQS does not deliver the later messages of the group. The run does not advise to wait.
     """
     world = World(tmp_path, fifo=True)
     for n in range(12):
@@ -174,7 +179,7 @@ def test_fifo_filter(tmp_path):
 
 
 def test_doubt_settled_by_absence(world):
-    """The run settles messages that a killed run left in doubt once they are gone."""
+    """If messages that a killed run left in doubt are no longer on the queue, the doubt ends."""
     world.fill(*bodies(10))
     world.journal_path.write_text(
         f'{{"source":"{world.source.arn}","run":"r1"}}\n'
@@ -184,7 +189,7 @@ def test_doubt_settled_by_absence(world):
     before = world.clock.now
     report = world.redrive()
     assert (report.sent, report.in_doubt) == (10, 0)
-    assert world.clock.now - before < 10, "a run of yesterday is not waited for"
+    assert world.clock.now - before < 10, "a run that was killed yesterday hides no message today"
     world.events.clear()
     world.fill("x")
     world.redrive()
@@ -192,9 +197,9 @@ def test_doubt_settled_by_absence(world):
 
 
 def test_sent_despite_low_count(world, monkeypatch):
-    """The run still deletes messages that a killed run sent when SQS counts too few.
+    """Messages that a killed run has sent are not sent again, even if SQS's counts miss them.
 
-    Counts of SQS are approximate, and may leave out messages that the killed run hides.
+    SQS's counts are approximate. They may miss messages that the killed run hides.
     """
     world.fill(*bodies(10))
     world.dies_at = (6, False)
@@ -212,16 +217,16 @@ def test_sent_despite_low_count(world, monkeypatch):
 
 
 def test_returned_messages(world):
-    """Messages that come back are poison, and stop the run.
+    """If sent messages come back as dead letters, the run ends and does not send them again.
 
-    The provider is still down. The run sees its own messages again, and does not loop.
+    Their provider is probably still down.
     """
     world.fill(*bodies(60))
     main, source = (world.sqs.queues[queue.url].messages for queue in (world.main, world.source))
 
     def give_up(event):
         if isinstance(event, Started):
-            del source[:40]  # 60 are counted: what comes back has room
+            del source[:40]  # the run looks at 60, so it also looks at those that come back
         while isinstance(event, MessagesSent) and main:
             message = main.pop()
             world.fill(message.body, MessageAttributes=message.attributes)
@@ -233,13 +238,13 @@ def test_returned_messages(world):
     assert world.bodies(world.source) == Counter(bodies(20, start=40))
 
 
-# Holding
+# Hiding messages from other consumers
 
 
 def test_rare_matches(tmp_path):
-    """A filter that matches little finds all matches, with at most a quarter of a call per message.
+    """If a filter matches 30 of 3,000 messages, the run finds all 30 with at most 750 calls.
 
-    With 120 ms per call and one worker the run takes minutes, and holds must outlast that.
+    The run takes minutes. It hides the other messages until its end, so that it receives each once.
     """
     world = World(tmp_path, latency=0.12)
     world.fill(*bodies(3_000))
@@ -248,34 +253,32 @@ def test_rare_matches(tmp_path):
     assert (report.ended, report.sent, report.skipped) == (Ended.DONE, 30, 2_970)
     assert sum(world.calls.values()) <= 0.25 * 3_000
     assert len(ids(world, Skipped)) == 2_970
-    assert not world.sqs.queues[world.source.url].in_flight(), "all is given back"
+    assert not world.sqs.queues[world.source.url].in_flight(), "the run shows all messages again"
 
 
 @pytest.mark.parametrize("limit", [1, 3])
 def test_limit_with_filter(world, limit):
-    """With a filter and a limit, the run does not receive messages one by one.
-
-    One matching message in a queue of 20,000 took 20,000 calls.
-    """
+    """With a filter and a limit, the run still receives messages in batches."""
     world.fill(*bodies(500))
     wanted = [m.id for m in world.sqs.queues[world.source.url].messages[-12:]]
     assert world.redrive(ids=wanted, limit=limit).sent == limit
     assert world.calls["receive_message"] <= 60
-    assert not world.sqs.queues[world.source.url].in_flight(), "all is given back"
+    assert not world.sqs.queues[world.source.url].in_flight(), "the run shows all messages again"
 
 
 def test_limit_alone(world):
     """With a limit, the run receives no more messages than it sends."""
     world.fill(*bodies(100))
     assert world.redrive(limit=3).sent == 3
-    assert world.calls["change_message_visibility_batch"] == 0, "nothing is to be given back"
+    assert world.calls["change_message_visibility_batch"] == 0, "no message is left to show again"
 
 
 @pytest.mark.parametrize(("messages", "latency"), [(4_000, 0.15), (1_200, 2.5)])
 def test_copy_long_queue(tmp_path, messages, latency):
-    """A copy of a long queue ends, and is written batch by batch.
+    """A look at a long queue copies each message once, and writes the copies in batches.
 
-    With one thread, the second case takes five times as long as a receive hides a message.
+    The second case takes five times as long as a receive hides a message. So the look must keep
+    messages hidden until its end.
     """
     world = World(tmp_path, latency=latency)
     for n in range(messages):
@@ -289,16 +292,16 @@ def test_copy_long_queue(tmp_path, messages, latency):
     assert (plan.looked_at, plan.matching) == (messages, messages)
     assert len({id_ for batch in written for id_ in batch}) == sum(map(len, written)) == messages
     assert max(map(len, written)) <= 10
-    assert world.calls["receive_message"] <= messages / 10 + 10, "nothing is shown again meanwhile"
+    assert world.calls["receive_message"] <= messages / 10 + 10, "no message is received twice"
     assert not any(letter.raw for letter in plan.letters)
-    assert not world.sqs.queues[world.source.url].in_flight(), "all is given back"
+    assert not world.sqs.queues[world.source.url].in_flight(), "the look shows all messages again"
 
 
 # Errors
 
 
 def test_throttling(world):
-    """The run waits when SQS throttles its sends, and then sends all messages."""
+    """If SQS throttles sends, the run waits and then sends all messages."""
     world.fill(*bodies(20))
     world.sqs.faults += [Fault(SEND, "ThrottledException")] * 4
     report = world.redrive()
@@ -311,23 +314,22 @@ def test_throttling(world):
     ids=lambda error: type(error).__name__,
 )
 def test_local_errors(world, error):
-    """An error of the local machine ends the run and puts no message in doubt.
+    """If the local machine cannot make a call, the run ends and puts no message in doubt.
 
-    An SSL error may come in mid-request, so its messages may be in doubt.
+    An SSL error may come after the request was sent. So it may put messages in doubt.
     """
     world.fill(*bodies(20))
     always(world, SEND, error)
     report = world.redrive()
     assert (report.ended, report.sent, report.remaining) == (Ended.UNREACHABLE, 0, 20)
-    if not isinstance(error, SSLError):  # in mid-request, for all that is known
+    if not isinstance(error, SSLError):
         assert report.in_doubt == 0
 
 
 def test_callback_raises_at_start(world):
-    """The run sends nothing if ``on_event`` raises at the start.
+    """If ``on_event`` raises at the event ``Started``, the run sends nothing and raises.
 
-    A caller that raises at ``Started``, because of too many messages, wants to end the run. One
-    batch was still sent.
+    In this way a caller can refuse a queue with too many messages.
     """
     world.fill(*bodies(50))
 
@@ -344,9 +346,9 @@ def test_callback_raises_at_start(world):
 
 @pytest.mark.parametrize("kind", ["sending", "sent", "deleted", "ended"])
 def test_full_disk(world, monkeypatch, kind):
-    """A run whose journal is on a full disk ends, and deletes all messages that it has sent.
+    """If the disk of the journal is full, the run ends and deletes all messages that it has sent.
 
-    The line that fails is one of the second batch, or the last.
+    The journal fails at a line about the second batch, or at its last line.
     """
     world.fill(*bodies(50))
     written = Counter()
@@ -367,18 +369,21 @@ def test_full_disk(world, monkeypatch, kind):
 
 
 def test_unanswered_sends(world):
-    """Sends without a response put 20 messages in doubt, not the whole queue."""
+    """If SQS answers no send, the run ends after two batches, with 20 messages in doubt."""
     world.fill(*bodies(100))
     always(world, SEND, ReadTimeoutError(endpoint_url="x"))
     report = world.redrive()
     assert (report.ended, report.sent, report.in_doubt) == (Ended.UNREACHABLE, 0, 20)
 
 
-# Deletes that SQS accepts and does not do
+# Deletes that SQS confirms but does not carry out
 
 
-def show_one_to_a_peek(world):
-    """Between the first send and its delete: the delete has an older handle, and does nothing."""
+def let_other_receive(world):
+    """Let another consumer receive the first message, so that the run's delete does nothing.
+
+    The run's delete has the handle of an earlier receive.
+    """
     queue = world.sqs.queues[world.source.url]
     queue.stale_handles_delete = False
     queue.messages[0].visible_at = world.clock.now
@@ -393,8 +398,8 @@ def test_ignored_delete(world, ends):
 
     def step():
         if world.calls["delete_message_batch"] == 1 and not seen:
-            seen.append(show_one_to_a_peek(world))
-        if world.calls["delete_message_batch"] == 2:  # of the message that came again
+            seen.append(let_other_receive(world))
+        if world.calls["delete_message_batch"] == 2:  # after the run has received it again
             if ends == "killed":
                 world.dies_at = (world.steps, False)
             world.sqs.faults = [Fault(DELETE, "InternalError")] * 40
@@ -410,14 +415,11 @@ def test_ignored_delete(world, ends):
     assert world.bodies(world.main) == Counter(bodies(11))
 
 
-# Telling
+# Events and reports
 
 
 def test_callback_raises_late():
-    """A callback that raises late ends the run with its error.
-
-    By then, all messages are sent and deleted, and the run has ended.
-    """
+    """If ``on_event`` raises after all messages were sent and deleted, the run still raises."""
 
     def on_event(event):
         if isinstance(event, MessagesSent):
@@ -429,9 +431,9 @@ def test_callback_raises_late():
 
 
 def test_callback_blocks():
-    """A callback that blocks stops no call.
+    """While ``on_event`` blocks, the run goes on sending and deleting.
 
-    With Ctrl-S on the terminal, the run deleted nothing and renewed no hold until Ctrl-Q.
+    A callback that prints blocks after Ctrl-S on its terminal.
     """
     blocked, let_go = threading.Event(), threading.Event()
 
@@ -447,7 +449,7 @@ def test_callback_blocks():
     running.start()
     assert blocked.wait(60)
     eventually(lambda: not any(t.name.startswith("redrive-keeper") for t in threading.enumerate()))
-    assert running.is_alive(), "all is moved; it waits for the callback at its end"
+    assert running.is_alive(), "all messages are moved, and the run waits for the callback"
     let_go.set()
     running.join(60)
     ((report, _queue),) = queues
@@ -455,9 +457,9 @@ def test_callback_blocks():
 
 
 def test_many_threads():
-    """Sixteen threads do not take each other's pending deletes for refused ones.
+    """With 16 threads, a run does not take deletes that are still under way for failed deletes.
 
-    More than a hundred messages are sent and not yet deleted at any time.
+    At any time, more than 100 messages are sent and not yet deleted.
     """
     report, queue, _ = _move_endless(3_000, latency=0.002)
     assert (report.ended, report.sent, report.deleted) == (Ended.DONE, 3_000, 3_000)
@@ -465,10 +467,7 @@ def test_many_threads():
 
 
 def test_progress_of_delete(world):
-    """The progress counts the messages that are deleted without being sent.
-
-    The bar of ``--delete`` stood at "0/30 ... 0 s left" to its end.
-    """
+    """With ``delete``, the progress counts messages that are deleted without being sent."""
     expired = [task(expires=iso_time(world.clock() - 1)) for _ in range(10)]
     world.fill(*expired, *bodies(20))
     world.redrive(delete=True, dump="d")
@@ -479,9 +478,9 @@ def test_progress_of_delete(world):
 
 @pytest.mark.parametrize("options", [{"limit": 1}, {}], ids=["limit", "all"])
 def test_slow_run_ends(world, options):
-    """A slow run ends with its last message.
+    """A run with a low rate ends as soon as it has sent its last message.
 
-    It waited for the slot of one more: for an hour, at one per hour.
+    At a rate of one message per hour, it does not wait for another hour.
     """
     world.fill("m", *bodies(2 if options else 0))
     began = world.clock()
@@ -490,10 +489,7 @@ def test_slow_run_ends(world, options):
 
 
 def test_rate_with_slow_calls(tmp_path):
-    """Slow calls do not lower the rate.
-
-    From a laptop a call takes a quarter of a second: at 20/s it was 5/s.
-    """
+    """A run sends 20 messages per second, as asked, although a call takes a quarter of a second."""
     world = World(tmp_path, latency=0.25, threads=None)
     world.fill(*bodies(400))
     began = world.clock.now
@@ -504,13 +500,13 @@ def test_rate_with_slow_calls(tmp_path):
 
 @pytest.mark.parametrize(("seconds", "in_doubt"), [(200, 0), (1_000, 1)])
 def test_fifo_doubt(tmp_path, seconds, in_doubt):
-    """A FIFO queue settles a doubt for five minutes only.
+    """Within five minutes, a message in doubt can be sent to a FIFO queue again without a copy.
 
-    Then SQS has forgotten the deduplication id, and the message is there twice.
+    After five minutes, SQS has forgotten the deduplication ID, and the queue has two copies.
     """
     world = World(tmp_path, fifo=True)
     world.fill("m", MessageGroupId="g", MessageDeduplicationId="d")
-    world.dies_at = (4, True)  # depth, receive, journal, send
+    world.dies_at = (4, True)  # after the send, which follows the count, receive and journal
     with pytest.raises(Killed):
         world.redrive()
     world.dies_at = None
@@ -521,10 +517,9 @@ def test_fifo_doubt(tmp_path, seconds, in_doubt):
 
 
 def test_deletes_in_doubt(world):
-    """The run tells messages that were never received from sent ones whose delete is in doubt.
+    """If the answers to deletes are lost, the run still knows how many messages remain.
 
-    SQS has deleted ten messages and its responses are lost. It still counts the ten that the run
-    has not received.
+    SQS has deleted the ten messages that the run has sent. The run never received the ten others.
     """
     world.fill(*bodies(20))
     lost = ReadTimeoutError(endpoint_url="x")
@@ -540,7 +535,10 @@ def fill_one_group(world, count):
 
 
 def test_fifo_group_after_refusal(tmp_path):
-    """A FIFO group waits for a message that SQS refused in an earlier receive."""
+    """If SQS refuses a message of a FIFO group, the run sends no later message of the group.
+
+    This also holds if the run receives the later messages again, such as after a suspend.
+    """
     world = World(tmp_path, fifo=True)
     fill_one_group(world, 15)
 
@@ -552,11 +550,11 @@ def test_fifo_group_after_refusal(tmp_path):
 
     world.on_event = refused_and_suspended
     report = world.redrive()
-    assert report.sent == 8, "those after it stay"
+    assert report.sent == 8, "the messages after the refused one stay"
 
 
 def test_denied_delete_without_send(world):
-    """With ``delete``, the report of a denied delete does not speak of sent messages."""
+    """With ``delete``, the report of a denied delete does not mention sent messages."""
     world.fill(*bodies(3))
     always(world, DELETE, "AccessDenied")
     report = world.redrive(delete=True, dump="not written here")
@@ -566,7 +564,7 @@ def test_denied_delete_without_send(world):
 
 
 def proxy_refuses(world):
-    """Sends of more than two messages are too big for a proxy on the way."""
+    """Let a send of the message ``big``, or of more than two messages, fail with HTTP 413."""
 
     def send(**request):
         if len(request["Entries"]) > 2 or "big" in str(request["Entries"]):
@@ -582,10 +580,7 @@ TOO_LARGE = ClientError(
 
 
 def test_batch_too_big_for_proxy(world):
-    """The run sends messages one by one when a batch is too big for a proxy.
-
-    HTTP 413 ended the whole run, and no message could be replayed from behind that proxy.
-    """
+    """If a batch is too big for a proxy before SQS, the run sends its messages one by one."""
     world.fill("big", *bodies(9))
     proxy_refuses(world)
     report = world.redrive()
@@ -595,9 +590,9 @@ def test_batch_too_big_for_proxy(world):
 
 @pytest.mark.parametrize(("seconds", "is_hold"), [(10, True), (20, False)])
 def test_late_renewal(seconds, is_hold):
-    """A renewal that may have come too late does not count as a hold.
+    """The run keeps a message hidden by renewals. If one may be too late, it sends nothing.
 
-    SQS takes an old handle: two runs had the same message, and each sent it.
+    SQS confirms a late renewal too. But another run may have received the message by then.
     """
     clock = Clock(1_000.0)
 
@@ -614,14 +609,11 @@ def test_late_renewal(seconds, is_hold):
     sweep.renew()
     assert (ledger.still_ours([message]) == [message]) is is_hold
     if not is_hold:
-        assert sweep.patient_until > clock.now + 10, "it may be hidden for us"
+        assert sweep.patient_until > clock.now + 10, "the late renewal may hide it from this run"
 
 
 def test_killed_between_batches(world):
-    """A run waits for the messages that a killed run still hides.
-
-    No message was in doubt, and the run took the hidden messages for another consumer's.
-    """
+    """A run waits for messages that a killed run still hides, even if none is in doubt."""
     world.fill(*bodies(20))
 
     def dies():
@@ -637,11 +629,11 @@ def test_killed_between_batches(world):
     assert (report.ended, report.sent, report.remaining) == (Ended.DONE, 10, 0)
     (wait,) = (event for event in world.events if isinstance(event, RunWaits))
     assert wait.messages == 10
-    assert 0 < wait.seconds < 31, "a minute and a half without a word"
+    assert 0 < wait.seconds < 31, "a receive hides a message for 30 seconds"
 
 
 def test_not_given_back(world):
-    """A peek reports how many messages SQS has not given back."""
+    """A look reports how many messages it could not show again, because SQS denied the calls."""
     world.fill(*bodies(15))
     always(world, CHANGE, "AccessDenied")
     plan = world.look()

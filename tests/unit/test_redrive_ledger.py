@@ -1,4 +1,8 @@
-"""The ledger of a redrive: who owns a message, what is in doubt, and what the journal keeps."""
+"""The ledger of a redrive knows which thread may send a message, and which messages are in doubt.
+
+A receive hides a message from other consumers for 30 seconds. This time is the hold of the message.
+A message is in doubt if another copy of it may have been sent.
+"""
 
 from celery_sqs_backoff.redrive.events import InDoubt
 from celery_sqs_backoff.redrive.files import NoJournal
@@ -22,7 +26,7 @@ class Bench:
         self.messages = {id_: self.receive(id_, 1)[0] for id_ in ids}
 
     def receive(self, id_, number, until=NOW + 30):
-        """Returns the message, whether it is ours to settle, and whether it was sent before."""
+        """Receive a message. Return it, whether its thread may send it, and whether it was sent."""
         found = DlqMessage({"MessageId": id_, "ReceiptHandle": f"{id_}#{number}", "Body": "b"})
         ours, sent = self.ledger.enter(0, [found], until)
         return found, bool(ours), bool(sent)
@@ -37,10 +41,7 @@ class Bench:
 
 
 def test_newest_receive():
-    """The newest receive owns the message.
-
-    The first receive has lapsed, so its thread must not send.
-    """
+    """If a message is received twice, only the thread with the newest receive may send it."""
     bench = Bench("a")
     newest = bench.receive("a", 2, NOW + 60)[0]
     assert bench.ledger.still_ours([bench.messages["a"]]) == []
@@ -49,12 +50,15 @@ def test_newest_receive():
 
 
 def test_receive_again():
-    """A thread that receives a message again owns it, unless another thread is sending it."""
+    """A thread that receives a message again may send it, with two exceptions.
+
+    Another thread is sending the message, or the run has decided not to send it.
+    """
     bench = Bench("a")
     bench.messages["a"], is_ours, _ = bench.receive("a", 2)
     assert is_ours
     sending = bench.send("a")
-    assert bench.receive("a", 3)[1:] == (False, False), "its sender is in charge"
+    assert bench.receive("a", 3)[1:] == (False, False), "another thread is sending it"
     bench.ledger.mark_in_doubt(sending, 1.0, resend=True)
     assert sending[0].handle == "a#3", "the sender has taken over the newer handle"
     again, is_ours, _ = bench.receive("a", 4)
@@ -64,20 +68,23 @@ def test_receive_again():
 
 
 def test_late_delete():
-    """A sent message whose hold was over when it was deleted is in doubt."""
+    """If a sent message was no longer hidden when it was deleted, it is in doubt.
+
+    Another run may have received it and sent it too.
+    """
     bench = Bench("a", "b", "c")
     bench.ledger.mark_sent(bench.send("a", "b"), "mail")
     bench.delete("a")
     bench.clock.now = NOW + 30
     bench.delete("b", "c", "gone")
-    assert [e.ids for e in bench.events if isinstance(e, InDoubt)] == [("b",)], "c was unsent"
+    assert [e.ids for e in bench.events if isinstance(e, InDoubt)] == [("b",)], "c was not sent"
     assert bench.ledger.numbers()["in_doubt"] == 1
 
 
 def test_late_send():
-    """A message whose hold was over when it was sent is in doubt.
+    """If a message was no longer hidden when SQS confirmed its send, it is in doubt.
 
-    Another run may have sent it, too, whether SQS confirms this run's delete or not.
+    Another run may have received it and sent it too. A confirmed delete does not end this doubt.
     """
     bench = Bench("a", "b")
     sending = bench.send("a")
@@ -85,11 +92,11 @@ def test_late_send():
     bench.ledger.mark_sent(sending, "mail")
     assert [e.ids for e in bench.events if isinstance(e, InDoubt)] == [("a",)]
     bench.delete("a")
-    assert bench.ledger.numbers()["in_doubt"] == 1, "named and counted once"
+    assert bench.ledger.numbers()["in_doubt"] == 1, "the message counts once"
 
 
 def test_two_deletes():
-    """Two threads that delete one message count it once."""
+    """If two threads delete the same message, it counts as one."""
     bench = Bench("a")
     bench.ledger.mark_sent(bench.send("a"), "mail")
     bench.delete("a")
@@ -98,7 +105,7 @@ def test_two_deletes():
 
 
 def test_end_of_hold():
-    """A hold ends a little before its time, by two of 30 seconds."""
+    """The ledger takes a hold of 30 seconds for over after 28, to be on the safe side."""
     bench = Bench("a")
     bench.clock.now = NOW + 27.9
     assert bench.ledger.still_ours([bench.messages["a"]])
@@ -106,8 +113,8 @@ def test_end_of_hold():
     assert not bench.ledger.still_ours([bench.messages["a"]])
 
 
-def test_doubt_of_a_message():
-    """The doubt counts messages, not attempts, and outlives the loss of a hold."""
+def test_doubt_of_message():
+    """A message in doubt counts once, however often it is tried, and even after its release."""
     bench = Bench("a")
     for _ in range(3):
         bench.ledger.mark_in_doubt(bench.send("a"), 5.0, resend=True)
@@ -120,7 +127,7 @@ def test_doubt_of_a_message():
 
 
 def test_when_to_renew():
-    """The ledger renews a message shortly before the end of its hold, and not after it."""
+    """The ledger asks for the renewal of a hold shortly before its end, and not after its end."""
     bench = Bench("a", "b")
     bench.receive("a", 2, NOW + 5)
     assert bench.ledger.due(15, left=False) == [("a", "a#2")]
@@ -131,5 +138,5 @@ def test_when_to_renew():
     bench.clock.now = NOW + 20
     assert bench.ledger.due(15, left=False) == [("b", "b#1")]
     bench.clock.now = NOW + 31
-    assert bench.ledger.due(15, left=False) == [], "SQS would agree, and hide nothing"
+    assert bench.ledger.due(15, left=False) == [], "SQS would confirm the renewal but hide nothing"
     assert not bench.ledger.renew("b", "b#1", NOW + 90)

@@ -1,4 +1,7 @@
-"""What a replay keeps of a dead letter, and what it adds."""
+"""What a redrive reads from a dead letter, and what it keeps in the message that it sends.
+
+The message that it sends is the replay.
+"""
 
 import json
 
@@ -50,8 +53,8 @@ def letter(attributes=None, *, text=None, **system):
     )
 
 
-def dead(attributes, text=None, **facts):
-    """A letter that our worker has dead-lettered."""
+def letter_of_worker(attributes, text=None, **facts):
+    """Return a dead letter as a worker sends it, with its record."""
     record = DeadLetterRecord(
         **{
             "task": "mails.send",
@@ -82,38 +85,38 @@ def replays(attributes):
 
 def test_body_and_attributes():
     """A replay keeps the body and attributes of all types."""
-    sent = entry(dead(OWN))
+    sent = entry(letter_of_worker(OWN))
     assert sent["MessageBody"] == body()
     kept = {k: v for k, v in sent["MessageAttributes"].items() if k != REPLAY_ATTRIBUTE}
     assert kept == OWN
 
 
 def test_record_is_removed():
-    """A replay does not carry the dead-letter record of the attempt before."""
-    assert ATTRIBUTE_NAME not in entry(dead(OWN))["MessageAttributes"]
+    """A replay does not have the record of its dead letter."""
+    assert ATTRIBUTE_NAME not in entry(letter_of_worker(OWN))["MessageAttributes"]
 
 
 def test_replay_counter():
-    """The replay counter survives the next dead-lettering by a worker."""
+    """The count of replays goes on if a worker makes the replay a dead letter again."""
     attributes = OWN
     for number in (1, 2, 3):
-        sent = entry(dead(attributes))["MessageAttributes"]
+        sent = entry(letter_of_worker(attributes))["MessageAttributes"]
         assert replays(sent) == {"replays": number, "run": "r1"}
         attributes = sent
-    assert dead(attributes).replays == 3
+    assert letter_of_worker(attributes).replays == 3
 
 
 def test_replay_counter_after_sqs_move():
-    """The replay counter survives when SQS moves the message itself."""
+    """The count of replays goes on if SQS itself moves the replay to the dead-letter queue."""
     sent = entry(letter(OWN))["MessageAttributes"]
     assert letter(sent).replays == 1
 
 
 @pytest.mark.parametrize("text", [None, "hello"], ids=["celery", "other"])
 def test_ten_attributes(text):
-    """A message with ten attributes comes back whole and without a counter.
+    """The replay of a message with ten attributes has the same ten, and no count of replays.
 
-    SQS takes ten attributes.
+    SQS allows at most ten attributes.
     """
     sent = entry(letter(TEN, text=text))
     assert (sent["MessageBody"], sent["MessageAttributes"]) == (text or body(), TEN)
@@ -133,21 +136,21 @@ NONSENSE = {
 
 @pytest.mark.parametrize("text", NONSENSE.values(), ids=NONSENSE)
 def test_invalid_counter(text):
-    """An invalid replay counter counts as zero."""
+    """An invalid count of replays is read as 0."""
     attribute = {"DataType": "String", "StringValue": text}
     assert letter({REPLAY_ATTRIBUTE: attribute}).replays == 0
 
 
 def test_trace_header():
-    """A replay keeps the trace header."""
+    """A replay keeps the trace header of AWS X-Ray."""
     sent = entry(letter(AWSTraceHeader="Root=1-2-3"))
     assert sent["MessageSystemAttributes"]["AWSTraceHeader"]["StringValue"] == "Root=1-2-3"
 
 
 def test_extend_expired():
-    """With ``extend``, an expired task gets its original lifetime again.
+    """With ``extend``, the replay of an expired task gets the task's original lifetime again.
 
-    It was sent at 1970-01-01 00:00:10, and expired two hours later.
+    Here the task expired two hours after it was sent.
     """
     found = letter(text=body(expires="1970-01-01T02:00:10+00:00"), SentTimestamp="10000")
     assert found.is_expired(7_210.0)
@@ -160,25 +163,25 @@ def test_extend_expired():
 def test_age_of_given_up_task():
     """The age of a task that a worker gave up counts from its first receive.
 
-    Given up after 36 h of retries it was "under 1 h" old, and ``--newer 1h`` sent it.
+    The worker sent the dead letter after 36 hours of retries, so SQS counts it as new.
     """
-    attributes = dead({}, first_received_at=1_000.0).message["MessageAttributes"]
+    attributes = letter_of_worker({}, first_received_at=1_000.0).message["MessageAttributes"]
     given_up = letter(attributes, SentTimestamp="130600000")
     now = 130_700.0
-    assert given_up.sent_at == 130_600  # from when on SQS keeps it
+    assert given_up.sent_at == 130_600  # when the worker sent the dead letter
     assert RedriveOptions(older="36h").matches(given_up, now)
     assert not RedriveOptions(newer="1h").matches(given_up, now)
     moved = letter(attributes, SentTimestamp="130600000", DeadLetterQueueSourceArn="arn")
-    assert RedriveOptions(newer="1h").matches(moved, now)  # by SQS: its record is nobody's
+    assert RedriveOptions(newer="1h").matches(moved, now)  # SQS moved it, so its record is forged
 
 
 def test_extend_given_up():
-    """With ``extend``, an expired task that a worker gave up gets its first lifetime again.
+    """With ``extend``, the replay of a task that a worker gave up has the original lifetime again.
 
-    It had two days at first, of which a worker tried for the first one and a half.
+    The original lifetime is two days. The worker gave the task up after one and a half.
     """
     text = body(expires="1970-01-03T00:00:10+00:00")
-    attributes = dead({}, first_received_at=10.0).message["MessageAttributes"]
+    attributes = letter_of_worker({}, first_received_at=10.0).message["MessageAttributes"]
     found = letter(attributes, text=text, SentTimestamp="129610000")
     sent = entry(found, now=200_000.0, extend=True)
     assert read_envelope(sent["MessageBody"]).expires == 200_000 + 172_800
@@ -186,12 +189,14 @@ def test_extend_given_up():
 
 @pytest.mark.parametrize("first_received_at", [-1e308, 0.0, 1e308])
 def test_forged_first_receive(first_received_at):
-    """A forged first receive makes a message at most two weeks older.
+    """A forged time of the first receive makes a message at most 14 days older.
 
-    It had an age of 311 characters, matched any ``--older``, and could not be extended.
+    SQS keeps no message for longer.
     """
     sent_at, now = 1_700_000_000, 1_700_000_600.0
-    attributes = dead({}, first_received_at=first_received_at).message["MessageAttributes"]
+    attributes = letter_of_worker({}, first_received_at=first_received_at).message[
+        "MessageAttributes"
+    ]
     text = body(expires="2023-11-14T22:13:30+00:00")  # ten seconds after it was sent
     found = letter(attributes, text=text, SentTimestamp=str(sent_at * 1_000))
     assert sent_at - 14 * 86_400 <= found.first_sent_at <= sent_at
@@ -204,13 +209,16 @@ def test_forged_first_receive(first_received_at):
 
 
 def test_parked():
-    """A parked message waits for the rest of its backoff."""
-    assert dead({}, due_at=160.0, reason="parked").due_in(100.0) == 60
-    assert dead({}, due_at=160.0, reason="parked").due_in(200.0) == 0
+    """The replay of a parked message waits for the rest of its retry delay.
+
+    A worker parks a message on the dead-letter queue if SQS already hides too many others.
+    """
+    assert letter_of_worker({}, due_at=160.0, reason="parked").due_in(100.0) == 60
+    assert letter_of_worker({}, due_at=160.0, reason="parked").due_in(200.0) == 0
     assert letter().due_in(0.0) == 0
 
 
-# Selection
+# Options that select messages
 
 
 @pytest.mark.parametrize(
@@ -232,8 +240,8 @@ def test_parked():
     ],
 )
 def test_selection(selection, matches):
-    """Every option of a selection must match the message."""
-    assert RedriveOptions(**selection).matches(dead({}), 100.0) is matches
+    """A message is selected only if it matches all options."""
+    assert RedriveOptions(**selection).matches(letter_of_worker({}), 100.0) is matches
 
 
 @pytest.mark.parametrize(
@@ -253,15 +261,15 @@ def test_age(selection, matches):
 
 @pytest.mark.parametrize(("ids", "error"), [([], ValueError), ("42", TypeError)])
 def test_no_ids(ids, error):
-    """An empty list of ids is an error, and does not select all messages."""
+    """An empty list of IDs is an error. It does not select all messages."""
     with pytest.raises(error, match="ids"):
         RedriveOptions(ids=ids)
 
 
-# Packing
+# Batches
 
 
-def sized(id_, size, group=None):
+def message_of_size(id_, size, group=None):
     found = letter(text="b" * size, **({"MessageGroupId": group} if group else {}))
     found.id = id_
     return found, {"MessageBody": found.body}
@@ -269,23 +277,22 @@ def sized(id_, size, group=None):
 
 def test_batches_of_ten():
     """A batch holds at most ten entries."""
-    found = list(batches([sized(str(i), 1) for i in range(25)], size=10))
+    found = list(batches([message_of_size(str(i), 1) for i in range(25)], size=10))
     assert [len(batch) for batch in found] == [10, 10, 5]
 
 
 def test_batches_of_one_mebibyte():
-    """A batch holds at most one MiB.
-
-    Ten messages of 256 KiB do not fit in one call. Other tools end with an error here.
-    """
-    found = list(batches([sized(str(i), 256 * 1024) for i in range(10)], size=10))
+    """A batch holds at most 1 MiB, so ten messages of 256 KiB need three batches."""
+    found = list(batches([message_of_size(str(i), 256 * 1024) for i in range(10)], size=10))
     assert [len(batch) for batch in found] == [4, 4, 2]
-    full = list(batches([sized("1", MAX_MESSAGE_BYTES), sized("2", 1)], size=10))
+    full = list(
+        batches([message_of_size("1", MAX_MESSAGE_BYTES), message_of_size("2", 1)], size=10)
+    )
     assert [len(batch) for batch in full] == [1, 1]
 
 
 def test_full_size_message():
-    """A message of one MiB is replayed without a counter."""
+    """The replay of a message of nearly 1 MiB, SQS's maximum, has no count of replays."""
     text = "b" * (MAX_MESSAGE_BYTES - 10)
     sent = entry(letter(text=text))
     assert entry_bytes(sent) <= MAX_MESSAGE_BYTES
@@ -293,9 +300,9 @@ def test_full_size_message():
 
 
 def test_record_of_sender():
-    """A redrive ignores a record on a message that SQS itself moved.
+    """A redrive ignores the record of a message that SQS itself has moved.
 
-    Then the sender wrote the record, so that a redrive believes it.
+    A worker sends a dead letter with its record as a new message. So this record is forged.
     """
     forged = json.dumps({"reason": "parked", "outcome": "RETRYABLE", "due_at": 9e99, "origin": "x"})
     found = letter(

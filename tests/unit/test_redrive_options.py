@@ -1,4 +1,4 @@
-"""Ids in a file: whatever is in it, the command ends as its exit codes say."""
+"""Options of ``celery sqs-redrive`` and ``celery sqs-peek`` that select messages."""
 
 import json
 
@@ -15,7 +15,7 @@ from celery_sqs_backoff.commands.redrive import sqs_redrive
 
 @pytest.mark.parametrize("command", [sqs_redrive, sqs_peek], ids=lambda command: command.name)
 def test_ids_not_text(command, tmp_path):
-    """The commands refuse a file of ids that is not text, and end with a last event."""
+    """The commands refuse a file of IDs that is not text. With ``--json`` they print why."""
     file = tmp_path / "ids"
     file.write_bytes(b"\xff\xfe\x00a\n")
     celery = CLIContext(app=Celery(), no_color=True, workdir=None, quiet=False)
@@ -25,7 +25,7 @@ def test_ids_not_text(command, tmp_path):
 
 
 def test_byte_order_mark(tmp_path):
-    """A byte order mark is not part of the first id."""
+    """A byte order mark at the beginning of a file is not part of the first ID."""
     (tmp_path / "ids").write_bytes(b"\xef\xbb\xbfa\nb\n")
     assert ids_of(["c"], tmp_path / "ids") == ["c", "a", "b"]
 
@@ -33,9 +33,9 @@ def test_byte_order_mark(tmp_path):
 @pytest.mark.parametrize("option", ["--task", "--reason", "--error", "--from"])
 @pytest.mark.parametrize("command", [sqs_redrive, sqs_peek], ids=lambda command: command.name)
 def test_empty_selection(command, option):
-    """The commands refuse an empty selection.
+    """The commands refuse an empty text for an option.
 
-    With ``--task "$TASK"`` and no such variable, no message matched, and the exit code was 0.
+    If a script says ``--task "$TASK"`` and ``TASK`` is not set, no message would match.
     """
     celery = CLIContext(app=Celery(), no_color=True, workdir=None, quiet=False)
     found = CliRunner().invoke(command, ["q", option, ""], obj=celery)

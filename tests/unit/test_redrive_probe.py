@@ -1,4 +1,7 @@
-"""When the gate stops a redrive."""
+"""A redrive may have a probe that tells whether the provider works.
+
+While the probe fails, the redrive's gate is closed: the redrive does not begin, or stops.
+"""
 
 import threading
 
@@ -21,7 +24,7 @@ def failing():
 
 
 def test_without_probe():
-    """The gate is open without a probe."""
+    """Without a probe the gate is open."""
     assert Bench().gate.why_closed() is None
 
 
@@ -35,15 +38,15 @@ def test_without_probe():
     ],
 )
 def test_probe_result(probe, why):
-    """A probe closes the gate by returning False or by raising."""
+    """A probe that returns False or raises closes the gate."""
     assert Bench(probe).gate.why_closed() == why
 
 
 def test_third_failure_in_a_row():
-    """The third failure of a probe in a row stops the redrive."""
+    """A redrive stops when its probe has failed three times in a row."""
     bench = Bench(failing)
     bench.gate.watch(0.0)
-    bench.gate.watch(1.0)  # not asked again so soon
+    bench.gate.watch(1.0)  # too soon for another call of the probe
     bench.gate.watch(5.0)
     assert not bench.halt.is_set
     bench.gate.watch(10.0)
@@ -63,7 +66,7 @@ def test_success_resets_count():
 def test_status_of_url(status, closed):
     """The probe of a URL succeeds only with a 2xx status.
 
-    A redirect leads to a login page, which answers with 200.
+    A redirect is a failure, because it may lead to a login page that answers 200.
     """
     answers = {"/login": answer(200)}
     with http_faults() as server:
@@ -75,10 +78,7 @@ def test_status_of_url(status, closed):
 
 
 def test_probe_hangs(monkeypatch):
-    """A probe that hangs closes the gate.
-
-    It neither blocks the thread that renews holds, nor keeps the run from ending.
-    """
+    """A probe that does not answer in time closes the gate, and does not hold up the redrive."""
     monkeypatch.setattr(probe_module, "_PROBE_TIMEOUT_SECONDS", 0.01)
     let_go = threading.Event()
     try:
@@ -88,16 +88,16 @@ def test_probe_hangs(monkeypatch):
 
 
 def test_no_thread_for_probe(monkeypatch):
-    """A probe without a thread closes the gate.
+    """If no thread can be started for the probe, the gate is closed.
 
-    Called in the redrive's own thread, it could hold the redrive up for good.
+    In the redrive's own thread, a probe that never answers would hold up the redrive for ever.
     """
     monkeypatch.setattr(probe_module, "call_in_time", lambda call, seconds: None)
     assert Bench(lambda: True).gate.why_closed() == "the probe was not called: no thread is left"
 
 
 def test_callable_by_name():
-    """The user names a callable probe by its module and name."""
+    """A probe may be a Python function, given as ``module:function``."""
     assert parse_probe("tests.unit.test_redrive_probe:failing").__name__ == "failing"
 
 
@@ -109,7 +109,7 @@ def test_invalid_probe(text):
 
 
 def test_module_raises(tmp_path, monkeypatch):
-    """A probe whose module raises is refused."""
+    """A probe whose module raises when it is imported is refused."""
     (tmp_path / "probe_without_settings.py").write_text("raise RuntimeError('not configured')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match="cannot be imported"):

@@ -1,4 +1,7 @@
-"""Which queue is meant? By its ARN; and no error is taken for an answer."""
+"""How a redrive finds its queues: the dead-letter queue, its source queues and the destination.
+
+The source queues are those whose redrive policy names the dead-letter queue.
+"""
 
 from types import SimpleNamespace
 
@@ -22,7 +25,7 @@ def error(code, status=400):
 
 
 class Sqs:
-    """Queues by name, each with the name of its dead-letter queue."""
+    """A fake SQS whose queues are given by name, each with the name of its dead-letter queue."""
 
     def __init__(self, **dlq_of):
         self.dlq_of = dlq_of
@@ -63,7 +66,7 @@ class Sqs:
 
 
 class Clients:
-    """One client for all queues, or others for some URLs."""
+    """A fake of our clients: one client for all queues except those in ``of_url``."""
 
     def __init__(self, sqs):
         self.sqs, self.of_url = sqs, {}
@@ -98,10 +101,11 @@ CHAIN = {"graveyard": None, "bulk-dlq": "graveyard", "bulk": "bulk-dlq"}
     ids=["503", "throttled", "500"],
 )
 def test_source_list_error(broker, errors):
-    """An error of the list of sources does not make another queue the source.
+    """If SQS fails to list a queue's source queues, the redrive asks again.
 
-    bulk-dlq is a dead-letter queue that has one itself. It was taken for the main queue of
-    graveyard, and the messages of graveyard were sent into it.
+    Here ``bulk-dlq`` is the dead-letter queue of ``bulk``, and ``graveyard`` is that of
+    ``bulk-dlq``. Without the list, the redrive would take ``bulk-dlq`` for a main queue, and would
+    send the messages of ``graveyard`` to it.
     """
     sqs = Sqs(**CHAIN)
     sqs.errors["list_dead_letter_source_queues"] = list(errors)
@@ -114,7 +118,7 @@ def test_source_list_error(broker, errors):
 
 @pytest.mark.parametrize("code", ["AccessDenied", "ServiceUnavailable"])
 def test_source_list_unreadable(broker, code):
-    """A redrive does not begin without the list of sources."""
+    """If SQS does not list a queue's source queues at all, the redrive does not begin."""
     sqs = Sqs(**CHAIN)
     sqs.errors["list_dead_letter_source_queues"] = [error(code, 403)] * 100
     with pytest.raises(RedriveUnreachable, match=f"Cannot list the queues .*{code}"):
@@ -122,7 +126,7 @@ def test_source_list_unreadable(broker, code):
 
 
 def test_source_list_not_supported(broker):
-    """On a server without the list of sources, the redrive reads all queues."""
+    """If the server has no call that lists source queues, the redrive looks at all queues."""
     sqs = Sqs(**CHAIN)
     sqs.errors["list_dead_letter_source_queues"] = [error("InvalidAction")] * 100
     sqs.errors["list_queues"] = [error("Throttling")]
@@ -162,7 +166,7 @@ def test_other_account_or_region(broker, name, as_what):
     ],
 )
 def test_same_queue(broker, name):
-    """A redrive compares source and destination by ARN, whatever form their names have."""
+    """A redrive refuses its own dead-letter queue as the destination, however it is written."""
     sqs = Sqs(mail="mail-dlq", **{"mail-dlq": None})
     with pytest.raises(RedriveRefused, match="are the same queue"):
         find_route(broker(sqs), "mail-dlq", to=name, force=False)
@@ -170,7 +174,7 @@ def test_same_queue(broker, name):
 
 @pytest.mark.parametrize("name", ["../mail", "a b", "arn:aws:sqs:us-east-1:1:../mail", "x" * 81])
 def test_invalid_name(broker, name):
-    """A redrive does not ask SQS for a name that no queue can have."""
+    """A redrive refuses a name that no queue can have, without a call to SQS."""
     sqs = Sqs(mail=None)
     sqs.errors["get_queue_url"] = [AssertionError("asked")]
     with pytest.raises(RedriveRefused):
@@ -178,7 +182,7 @@ def test_invalid_name(broker, name):
 
 
 def test_reads_are_repeated(broker):
-    """A redrive repeats reads that fail for the moment."""
+    """If a call that reads about queues fails for a passing reason, the redrive repeats it."""
     sqs = Sqs(mail="mail-dlq", **{"mail-dlq": None})
     refused = EndpointConnectionError(endpoint_url="x")
     sqs.errors = {
@@ -190,7 +194,7 @@ def test_reads_are_repeated(broker):
 
 
 def test_number_of_tries(broker):
-    """A redrive tries a read six times, and only once if the failure is permanent."""
+    """A redrive tries to read up to six times, but only once if the failure is permanent."""
     calls, transient, final = [], Failure(Kind.THROTTLED, "x"), Failure(Kind.DENIED, "y")
 
     def call(result):
@@ -206,10 +210,7 @@ def test_number_of_tries(broker):
 
 
 def test_namesake_source(broker):
-    """A redrive does not take a queue of another Region for a source of the same name.
-
-    Of two predefined queues with one name, the first was sent the messages of the other.
-    """
+    """A redrive does not send to a queue of the same name in another Region."""
     found = broker(Sqs(**{"mail-dlq": None, "mail": "mail-dlq"}))
     namesake = Sqs(mail=None)
     elsewhere = {"Attributes": {"QueueArn": "arn:aws:sqs:eu-west-1:123456789012:mail"}}
@@ -222,7 +223,7 @@ def test_namesake_source(broker):
 
 
 class TwoRegions(Sqs):
-    """One Region's queues; what it says of a queue goes by the Region in the URL."""
+    """A fake SQS with the same queues in each Region. A queue's URL tells its Region."""
 
     def get_queue_attributes(self, *, QueueUrl, AttributeNames):  # noqa: N803
         found = super().get_queue_attributes(QueueUrl=QueueUrl, AttributeNames=AttributeNames)
@@ -233,10 +234,7 @@ class TwoRegions(Sqs):
 
 @pytest.mark.parametrize("predefined", ["mail", "mail-dlq"])
 def test_namesakes_in_two_regions(broker, predefined):
-    """The ARN tells which of two Regions' queues with one name is meant.
-
-    By its name alone, the first was redriven. By its ARN, the second was refused.
-    """
+    """If two Regions have a queue with the given name, the redrive asks for its ARN."""
     found = broker(TwoRegions(**{"mail-dlq": None, "mail": "mail-dlq"}))
     urls = {"eu": BASE.replace("us-east-1", "eu-west-1") + predefined, "us": BASE + predefined}
     found._channel.predefined_queues = {key: {"url": url} for key, url in urls.items()}
@@ -249,9 +247,9 @@ def test_namesakes_in_two_regions(broker, predefined):
 
 
 def test_predefined_credentials(broker):
-    """A redrive reaches a predefined queue with the queue's own credentials.
+    """A redrive uses the credentials of a predefined queue, as workers do.
 
-    Workers do the same, with its keys or the role that it names.
+    It uses them for the dead-letter queue of that queue too.
     """
     sqs, own = (
         Sqs(mail="mail-dlq", **{"mail-dlq": None}),
@@ -261,12 +259,12 @@ def test_predefined_credentials(broker):
     found._channel.predefined_queues = {"mail": {"url": f"{BASE}mail"}}
     found._clients.of_url[f"{BASE}mail"] = own
     route = find_route(found, "mail", to=None, force=False)
-    assert route.source.calls._client() is own, "those of the queue that names it"
+    assert route.source.calls._client() is own
     assert route.default.calls._client() is own
 
 
 def test_celery_name_first(broker):
-    """Celery's name for a queue comes before another queue whose URL ends in that name."""
+    """A name means the queue that Celery calls so, and not a queue whose URL ends in the name."""
     found = broker(Sqs(**{"mail": None, "prod-mail": None}))
     urls = {"old": BASE + "mail", "mail": BASE + "prod-mail"}
     found._channel.predefined_queues = {key: {"url": url} for key, url in urls.items()}
@@ -280,7 +278,7 @@ BOTH = {
 
 
 def staging(broker, sqs):
-    """Of an app whose ``queue_name_prefix`` is ``staging-``."""
+    """Return the queue finder of an app whose ``queue_name_prefix`` is ``staging-``."""
     found = broker(sqs)
     found._channel.canonical_queue_name = lambda name: f"staging-{name}"
     return found
@@ -288,9 +286,9 @@ def staging(broker, sqs):
 
 @pytest.mark.parametrize("base", [ARN, BASE])
 def test_arn_is_not_prefixed(broker, base):
-    """A redrive does not read an ARN or URL as a name in Celery.
+    """The app's ``queue_name_prefix`` is put before a name, but not before that in an ARN or URL.
 
-    The ARN of ``mail`` was taken for ``staging-mail``, so other messages went, or went elsewhere.
+    The ARN of ``mail`` means the queue ``mail`` and not ``staging-mail``.
     """
     assert find_endpoint(staging(broker, Sqs(**BOTH)), "mail").name == "staging-mail"
     route = find_route(staging(broker, Sqs(**BOTH)), f"{base}mail-dlq", to=None, force=False)
@@ -302,7 +300,7 @@ def test_arn_is_not_prefixed(broker, base):
 
 
 def test_dlq_without_prefix(broker):
-    """A redrive takes the dead-letter queue without the prefix, not its namesake with it."""
+    """``queue_name_prefix`` is not put before the dead-letter queue that a redrive policy names."""
     queues = {**BOTH, "staging-mail": "mail-dlq", "staging-bulk": "staging-mail-dlq"}
     route = find_route(staging(broker, Sqs(**queues)), "mail", to=None, force=False)
     assert route.source.name == "mail-dlq"
@@ -335,7 +333,7 @@ def test_rights_to_other_queues(broker, name, mail):
 def test_empty_destination(broker):
     """A redrive refuses an empty destination.
 
-    With ``--to "$TO"`` and no such variable, the messages went back to where they came from.
+    Otherwise ``--to "$TO"`` with an unset variable would send messages where the user did not want.
     """
     sqs = Sqs(mail="mail-dlq", **{"mail-dlq": None})
     with pytest.raises(RedriveRefused, match="no queue ''"):

@@ -1,4 +1,7 @@
-"""Messages of an archive are put back on their dead-letter queue, each once, also after kills."""
+"""A restore puts the messages of an archive back on their dead-letter queue, each once.
+
+A message is in doubt if SQS has not answered its send.
+"""
 
 import random
 from collections import Counter
@@ -16,8 +19,8 @@ from tests.support.redrive_world import Killed, World
 SEND = "SendMessageBatch"
 
 
-def archived(world, path, count, **message):
-    """Archive messages of the dead-letter queue, and delete them there. Returns their bodies."""
+def archive_messages(world, path, count, **message):
+    """Archive messages of the dead-letter queue and delete them there. Return their bodies."""
     bodies = [f"m{n}" for n in range(count)]
     world.fill(*bodies, **message)
     with Archive(path, source=str(world.source.arn)) as archive:
@@ -34,10 +37,10 @@ def world(tmp_path):
 @pytest.mark.parametrize("fifo", [False, True])
 @pytest.mark.parametrize("seed", range(40))
 def test_restore_after_kills(tmp_path, seed, fifo):
-    """A restore puts each message back once, whenever it is killed."""
+    """A restore that is killed several times, at any step, still puts each message back once."""
     world, rng = World(tmp_path, fifo=fifo), random.Random(seed)
     group = {"MessageGroupId": "g", "MessageDeduplicationId": "d"} if fifo else {}
-    bodies = archived(world, tmp_path / "a", 1 if fifo else 25, **group)
+    bodies = archive_messages(world, tmp_path / "a", 1 if fifo else 25, **group)
     for _ in range(3):
         world.dies_at = (rng.randint(1, 14), rng.random() < 0.5)
         try:
@@ -52,8 +55,8 @@ def test_restore_after_kills(tmp_path, seed, fifo):
 
 @pytest.mark.parametrize("arrives", [False, True])
 def test_lost_response(world, tmp_path, arrives):
-    """A restore looks on the queue for a message whose response was lost."""
-    bodies = archived(world, tmp_path / "a", 12)
+    """If SQS's answer to a send is lost, the restore looks for the messages on the queue."""
+    bodies = archive_messages(world, tmp_path / "a", 12)
     world.sqs.faults.append(Fault(SEND, ReadTimeoutError(endpoint_url="x"), after=arrives))
     report = world.restore(tmp_path / "a")
     assert (report.ended, report.sent) == (Ended.DONE, 12)
@@ -61,11 +64,11 @@ def test_lost_response(world, tmp_path, arrives):
 
 
 def test_doubt_remains(world, tmp_path):
-    """A message that a restore cannot look for stays in doubt.
+    """If another consumer hides a message of the queue, messages in doubt stay in doubt.
 
-    Another consumer hides a message of the queue, and it may be this message.
+    The hidden message may be any of them, so the restore cannot tell which were sent.
     """
-    archived(world, tmp_path / "a", 12)
+    archive_messages(world, tmp_path / "a", 12)
     world.fill("other")
     world.sqs.receive_message(QueueUrl=world.source.url, VisibilityTimeout=600)
     world.sqs.faults.append(Fault(SEND, ReadTimeoutError(endpoint_url="x")))
@@ -76,12 +79,15 @@ def test_doubt_remains(world, tmp_path):
 
 
 def test_attributes_and_record(world, tmp_path):
-    """A restored message keeps its attributes and its record."""
+    """A restored message keeps its attributes and its record, and gets a mark.
+
+    The mark does not pass on to the message that a redrive sends.
+    """
     own = {
         "raw": {"DataType": "Binary", "BinaryValue": b"\0\xff"},
         ATTRIBUTE_NAME: {"DataType": "String", "StringValue": '{"outcome":"UNKNOWN"}'},
     }
-    archived(world, tmp_path / "a", 1, MessageAttributes=own)
+    archive_messages(world, tmp_path / "a", 1, MessageAttributes=own)
     [id_] = [message.id for message in read_archive(tmp_path / "a")]
     world.restore(tmp_path / "a")
     (message,) = world.sqs.queues[world.source.url].messages
@@ -93,8 +99,8 @@ def test_attributes_and_record(world, tmp_path):
 
 
 def test_duplicate_lines(world, tmp_path):
-    """A restore puts a message that is in the archive twice back once."""
-    archived(world, tmp_path / "a", 3)
+    """If an archive has a message twice, the restore puts it back once."""
+    archive_messages(world, tmp_path / "a", 3)
     text = (tmp_path / "a").read_text()
     (tmp_path / "a").write_text(text + text)
     assert world.restore(tmp_path / "a").sent == 3
@@ -103,7 +109,7 @@ def test_duplicate_lines(world, tmp_path):
 
 def test_archive_of_other_queue(world, tmp_path):
     """A restore refuses the archive of another queue."""
-    archived(world, tmp_path / "a", 3)
+    archive_messages(world, tmp_path / "a", 3)
     text = (tmp_path / "a").read_text().replace(":mail-dlq", ":sms-dlq")
     (tmp_path / "a").write_text(text)
     with pytest.raises(RedriveRefused, match=r"is of arn.*sms-dlq, not of"):
@@ -111,8 +117,8 @@ def test_archive_of_other_queue(world, tmp_path):
 
 
 def test_queue_denies_sends(world, tmp_path):
-    """A restore ends when the queue denies sends, and the next one continues it."""
-    archived(world, tmp_path / "a", 30)
+    """If SQS denies sends to the queue, the restore ends. A second restore sends the messages."""
+    archive_messages(world, tmp_path / "a", 30)
     world.sqs.faults.append(Fault(SEND, "AccessDenied"))
     report = world.restore(tmp_path / "a")
     assert (report.ended, report.sent, report.in_doubt) == (Ended.UNREACHABLE, 0, 0)

@@ -1,4 +1,7 @@
-"""Where a message goes: only where SQS's list of sources, or the operator, says it may."""
+"""Where a redrive sends a message: to the queue that the operator names, or to a source queue.
+
+The source queues are those that SQS lists for the dead-letter queue.
+"""
 
 import pytest
 
@@ -36,19 +39,19 @@ def route(*sources, to=None):
     ("found", "name"),
     [
         (message(moved_from=f"{ARN}a"), "a"),
-        (message(moved_from=f"{ARN}a", origin=f"{ARN}b"), "a"),  # SQS's word before ours
+        (message(moved_from=f"{ARN}a", origin=f"{ARN}b"), "a"),  # the record may be forged
         (message(origin=f"{ARN}b"), "b"),
         (message(origin=f"{BASE}/b"), "b"),
     ],
     ids=["sqs", "sqs-and-record", "record-arn", "record-url"],
 )
 def test_goes_to_named_source(found, name):
-    """A message goes back to the listed queue that it names."""
+    """A message goes to the source queue that SQS's attribute or else its record names."""
     assert route("a", "b").destination(found).url == f"{BASE}/{name}"
 
 
 def test_goes_to_only_source():
-    """A message that names no queue goes to the only source."""
+    """If a message names no queue, it goes to the source queue if there is only one."""
     assert route("main").destination(message()).name == "main"
 
 
@@ -67,9 +70,9 @@ def test_goes_to_only_source():
 )
 @pytest.mark.parametrize("how", ["origin", "moved_from"])
 def test_forged_destination(origin, how):
-    """A message does not choose its own destination.
+    """If a message names a queue that is no source queue, the redrive does not send it there.
 
-    A sender with access to the dead-letter queue must not reach other queues through it.
+    Otherwise a sender with access to the dead-letter queue could reach other queues.
     """
     found = route("main", "other").destination(message(**{how: origin}))
     assert "give a destination" in found
@@ -78,13 +81,13 @@ def test_forged_destination(origin, how):
 
 
 def test_unknown_destination():
-    """The error names the queues to choose from when a destination is unknown."""
+    """If the destination of a message is unknown, the error names the queues to choose from."""
     assert route().destination(message()) == "no destination is known: give one (to)"
     assert "any of mail, sms" in route("mail", "sms").destination(message())
 
 
 def test_given_destination():
-    """A destination given by the user comes before all others."""
+    """If the operator names a destination, all messages go there."""
     found = message(moved_from=f"{ARN}a", origin=f"{ARN}b")
     assert route("a", to="main").destination(found).name == "main"
 
@@ -101,7 +104,7 @@ def test_invalid_arn(text):
 
 
 def test_parse_arn():
-    """An ARN is read whole, and names a FIFO queue by its suffix."""
+    """``QueueArn.parse`` finds all parts of an ARN. A name that ends in .fifo is a FIFO queue's."""
     found = QueueArn.parse("arn:aws-cn:sqs:cn-north-1:123456789012:mail.fifo")
     assert (found.partition, found.region, found.account, found.name) == (
         "aws-cn", "cn-north-1", "123456789012", "mail.fifo"
@@ -112,5 +115,5 @@ def test_parse_arn():
 
 @pytest.mark.parametrize("name", ["a" * 81, "a b", "../a", "", "a.fif", "a\n"])
 def test_invalid_queue_name(name):
-    """A text that cannot be the name of a queue is recognised."""
+    """``is_queue_name`` returns False for a text that cannot be the name of a queue."""
     assert not is_queue_name(name)

@@ -1,4 +1,8 @@
-"""What the commands print, and where they write, on machines that are not like ours."""
+"""What ``celery sqs-redrive`` and ``celery sqs-peek`` print, and where they keep the journal.
+
+The journal tells the next run what a killed run has sent. A message is in doubt if it may or may
+not have been sent.
+"""
 
 import io
 import json
@@ -25,9 +29,9 @@ NAME = "задача.日本"
 
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
 def test_escaped_name(encoding, monkeypatch):
-    """The commands escape a name that the terminal cannot show.
+    """If a terminal cannot show the name of a task, the commands print it with escapes.
 
-    A message whose task has such a name must not stop a look at the others.
+    One such name must not keep the user from seeing the other messages.
     """
     fact = MessageFacts(
         "1", NAME, None, 0.0, None, None, NAME, None, 0, False, None, "send", ""
@@ -42,9 +46,9 @@ def test_escaped_name(encoding, monkeypatch):
 
 
 def test_user_without_home(tmp_path, monkeypatch, capsys):
-    """A user without a home has no journal, and gets a message about it.
+    """If the user has no home directory, a redrive has no journal and says so.
 
-    One case is a container that runs with the id of ``nobody``.
+    An example is a container that runs with the user ID of ``nobody``.
     """
 
     def unknown(uid):
@@ -60,9 +64,9 @@ def test_user_without_home(tmp_path, monkeypatch, capsys):
 
 
 def test_read_only_journal(tmp_path, monkeypatch):
-    """A redrive does not pass over a journal on a disk that has become read-only.
+    """If there is a journal on a read-only disk, a redrive does not begin without it.
 
-    It may list messages that a killed run has sent, and a run without it sends them again.
+    Without the journal, it would send the messages again that a killed run has sent.
     """
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     directory = journal_directory()
@@ -73,23 +77,17 @@ def test_read_only_journal(tmp_path, monkeypatch):
 
 
 def test_end_with_expired():
-    """The closing lines say that messages have expired and stay.
-
-    In an unattended run, no other line explains "0 of 6 sent".
-    """
+    """The last lines of a redrive say how many messages have expired and stay on the queue."""
     report = RedriveReport(skipped=6, unknown=4, looked_at=6)
     found = " ".join(closing(report, queue="q", options={}, journal=None))
     assert "2 have expired and stay" in found
     assert "--expired extend" in found
     selected = closing(report, queue="q", options={"task": "a"}, journal=None)
-    assert "expired" not in " ".join(selected)  # or were not selected
+    assert "expired" not in " ".join(selected)  # they may have been left out by the filter
 
 
 def test_end_of_delete():
-    """The closing lines tell messages deleted unsent from sent ones.
-
-    They said "70 of 70 sent.".
-    """
+    """With ``delete``, the last lines of a redrive say that it deleted messages without a send."""
     report = RedriveReport(dropped=20, deleted=20, failed=1, looked_at=21)
     found = closing(report, queue="q", options={"delete": True}, journal=None)
     assert found[0] == "20 of 21 deleted unsent."
@@ -97,7 +95,7 @@ def test_end_of_delete():
 
 
 def test_end_of_restore():
-    """The closing lines of a restore count the messages that are on the queue again."""
+    """The last lines of a restore count the messages that it put back on their queue."""
     report = RedriveReport(sent=3, in_doubt=1, looked_at=9)
     found = closing(report, queue="q", options={"restore": "a"}, journal="a.restored")
     assert found[0] == "3 of 9 put back on q."
@@ -107,10 +105,7 @@ def test_end_of_restore():
 
 @pytest.mark.parametrize("selected", [{}, {"task": "a"}])
 def test_end_of_resumed_run(selected):
-    """The closing lines of a resumed run count the messages that an earlier run had sent.
-
-    They said "0 of 40 sent. No message matched.", with exit code 0.
-    """
+    """If a redrive only deleted what a killed one had sent, its last lines say so."""
     report = RedriveReport(deleted=40, looked_at=40)
     found = closing(report, queue="q", options=selected, journal="j")
     counted = "0 sent, 40 looked at." if selected else "0 of 40 sent."
@@ -120,10 +115,7 @@ def test_end_of_resumed_run(selected):
 
 @pytest.mark.parametrize(("resend", "said"), [(False, "sent already;"), (True, "sent twice;")])
 def test_end_with_doubt(resend, said):
-    """The closing lines count the messages in doubt, and the lines above name all of their ids.
-
-    They named ten of a hundred and sixty.
-    """
+    """The last lines of a redrive count the messages in doubt. A line above has all their IDs."""
     report = RedriveReport(in_doubt=160, looked_at=160)
     found = closing(report, queue="q", options={"include_unknown": resend}, journal=None)
     assert found[1].startswith(f"160 may have been {said} their ids are above")
@@ -145,7 +137,7 @@ def test_end_with_doubt(resend, said):
     ],
 )
 def test_end_names_next_command(report, options, command):
-    """The closing lines name one command to type next."""
+    """The last lines of a redrive name one command to type next, if there is still work."""
     found = closing(
         RedriveReport(looked_at=2, **report),
         queue="q",
@@ -167,9 +159,9 @@ def test_end_names_next_command(report, options, command):
     ],
 )
 def test_end_with_remaining(report, options, is_said):
-    """The closing lines count the messages that are on the queue after all were sent.
+    """If all messages were sent and some are on the queue again, the last lines count these.
 
-    90 poison messages were "90 of 90 sent.", and back within two seconds.
+    Their tasks may have failed again at once.
     """
     report = RedriveReport(sent=90, deleted=90, looked_at=90, **report)
     found = closing(report, queue="q", options=options, journal=None)
@@ -178,7 +170,7 @@ def test_end_with_remaining(report, options, is_said):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Run ``celery -A ... sqs-redrive mail-dlq`` without any SQS."""
+    """Return a function that runs ``celery -A shop sqs-redrive mail-dlq`` without an SQS."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr("celery.bin.celery.find_app", lambda name: Celery(set_as_current=False))
     return lambda *options, command="sqs-redrive": CliRunner().invoke(
@@ -192,9 +184,9 @@ def lines(result):
 
 @pytest.mark.parametrize("error", [ValueError, TypeError])
 def test_engine_error_after_send(run, monkeypatch, error):
-    """An error of the engine after a send does not end with the exit code of a refusal.
+    """If a bug ends a redrive after a send, the exit code is not that of a refused redrive.
 
-    That exit code said that nothing was sent.
+    The code for a refused redrive tells the user that nothing was sent.
     """
 
     def redrive(app, queue, *, on_event, **options):
@@ -209,10 +201,7 @@ def test_engine_error_after_send(run, monkeypatch, error):
 
 
 def test_closed_stdin(run, monkeypatch):
-    """The commands treat a closed stdin as no terminal.
-
-    Some supervisors start a process so, and it ended with a traceback.
-    """
+    """If stdin is closed, as under some supervisors, a redrive does not ask but needs ``--yes``."""
 
     plan = Plan("dlq", 1, looked_at=1, matching=1)
     monkeypatch.setattr(redrive_shell, "peek", lambda *args, **options: plan)
@@ -242,7 +231,7 @@ def test_closed_stdin(run, monkeypatch):
     ids=["all", "none", "too late"],
 )  # fmt: skip
 def test_dry_run_as_json(run, monkeypatch, options, plan, code, ended):
-    """A dry run as JSON also ends with a last event."""
+    """``--dry-run --json`` prints the plan, and then the event ``Finished``."""
     monkeypatch.setattr(redrive_shell, "peek", lambda *args, **options: plan)
     result = run("--dry-run", "--json", *options)
     assert result.exit_code == code
@@ -260,7 +249,7 @@ def test_dry_run_as_json(run, monkeypatch, options, plan, code, ended):
 )
 @pytest.mark.parametrize("command", ["sqs-peek", "sqs-redrive"])
 def test_sample_without_match(run, monkeypatch, command, plan, said):
-    """A look at a sample does not speak of all messages."""
+    """If no message matches, the commands say whether they have looked at all messages."""
     monkeypatch.setattr(redrive_shell, "peek", lambda *args, **options: plan)
     options = ["--dry-run"] if command == "sqs-redrive" else []
     code = exit_codes.NOTHING_MATCHED if options else exit_codes.FOUND
