@@ -1,4 +1,4 @@
-"""An app, a counted store and eager messages for the tests of the safe parts."""
+"""An eager app with a store that counts its calls, for the tests of guards and workflows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from celery_sqs_backoff.store.memory import MemoryStore
 
 
 class CountedStore(MemoryStore):
-    """Counts its calls, and may be away: for all of them, or for some by name."""
+    """A store in memory that counts the calls of each method.
+
+    ``is_away`` makes all methods raise, or those that it names.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -30,7 +33,7 @@ class CountedStore(MemoryStore):
 
 
 def bare_app(name: str) -> Celery:
-    """Return an app whose tasks are of our class, and of no other app."""
+    """Return an app whose tasks have our base class and are not shared with other apps."""
     app = Celery(name, broker="memory://", set_as_current=False)
     app.finalize()
     app.task = partial(app.task, shared=False, base=SQSBackoffTask)

@@ -1,4 +1,7 @@
-"""``celery sqs-safe`` shows and frees records, and no results unless asked."""
+"""``celery sqs-safe`` shows and deletes the records of guards, locks, steps and workflows.
+
+To free a record is to delete it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def run(app: Celery, *arguments: str, answer: str | None = None) -> Result:
 
 
 def test_list(app):
-    """``list`` shows the records of a scope without their results."""
+    """``list`` and ``show`` print the records with a key such as ``order:7``, without results."""
     done = run(app, "list", "order:7")
     assert done.exit_code == safe.DONE
     assert [line.split() for line in done.stdout.splitlines()] == [
@@ -55,7 +58,8 @@ def test_list(app):
     assert "DE89" not in run(app, "show", "order:7").stdout
 
 
-def test_results_are_shown_when_asked(app):
+def test_show_results(app):
+    """``show --show-results`` also prints the results of steps."""
     done = run(app, "show", "order:7", "--show-results", "--json", "--kind", "step")
     assert [json.loads(line)["result"] for line in done.stdout.splitlines()] == [
         "DE89 3704",
@@ -64,14 +68,14 @@ def test_results_are_shown_when_asked(app):
 
 
 def test_list_message(app):
-    """``list`` shows the records of one message."""
+    """``list task:NAME:ID`` shows the records of one message of a task."""
     assert "note" in run(app, "list", "task:fund:message 1").stdout
 
 
 def test_scope_like_message(app):
-    """``list`` shows a workflow whose scope looks like a message's scope.
+    """``list`` shows a workflow even if its key begins with ``task:``, as for a message.
 
-    An application with tasks of its own may use ``workflow(f"task:{task.pk}")``.
+    An application with a model ``Task`` may use ``workflow(f"task:{task.pk}")``.
     """
 
     @app.task(base=WorkflowTask, bind=True, name="close")
@@ -87,7 +91,7 @@ def test_scope_like_message(app):
 
 
 def test_free(app):
-    """``free`` asks first, and frees the record only if the user agrees."""
+    """``free`` asks first, and frees a record only if the user agrees or has passed ``--yes``."""
     Lock(records_of(app), "order:7").acquire()
     assert run(app, "free", "order:7", "--kind", "lock", answer="n\n").exit_code != safe.DONE
     assert "lock" in run(app, "list", "order:7").stdout
@@ -114,18 +118,19 @@ def test_free_step(app):
     ],
 )
 def test_exit_codes(app, arguments, code):
+    """An unknown key and invalid arguments have exit codes of their own."""
     assert run(app, *arguments).exit_code == code
 
 
 def test_no_store(app):
-    """Without a store the command names the setting to set."""
+    """If the app has no store, the error names the setting."""
     app.conf.sqs_backoff = {}
     done = run(app, "list", "order:7")
     assert (done.exit_code, "['store']" in done.output) == (safe.USAGE, True)
 
 
 def test_store_away(app, monkeypatch):
-    """The command has an exit code of its own for a store that is away."""
+    """If the store does not answer, the command ends with an exit code of its own."""
 
     def away(*_):
         raise StoreUnavailable("away")
@@ -148,9 +153,9 @@ def test_store_away(app, monkeypatch):
     ],
 )
 def test_planted_record(app, planted):
-    """``show`` marks a planted record as rejected.
+    """``show`` marks a record with invalid content as rejected, and prints none of the content.
 
-    Anyone who can write to the store may have written it if records are not signed.
+    If records are not signed, anyone who can write to the store may have written it.
     """
     records = records_of(app)
     for kind in ("guard", "scope"):
@@ -164,10 +169,7 @@ def test_planted_record(app, planted):
 
 
 def test_free_undone_workflow(app):
-    """A freed workflow that was undone starts anew, with new idempotency keys.
-
-    Its steps were still recorded as done, so the message succeeded without doing anything.
-    """
+    """If a workflow was undone and then freed, its steps run again with new idempotency keys."""
     app.conf.task_always_eager = True
     done = []
 
@@ -198,15 +200,15 @@ def test_free_undone_workflow(app):
     assert release.apply(("right",), task_id="message").result == "released"
     new = done[0]
     assert done == [new, "entry"]
-    assert new != old, "the provider would answer what it did before, and do nothing"
+    assert new != old, "with the old key, the provider would give its old answer and do nothing"
     assert release.apply(("right",), task_id="message").result == "released"
     assert len(done) == 2
 
 
-def test_free_keeps_standing_step(app):
-    """``free`` keeps the record of a step that was not undone.
+def test_free_keeps_step(app):
+    """If a step of an undone workflow had no ``undo``, ``free`` keeps the step's record.
 
-    The step has no undo. It ran a second time, under a new key.
+    The step is still done, so it must not run again.
     """
     app.conf.task_always_eager = True
     done = []
@@ -234,7 +236,7 @@ def test_free_keeps_standing_step(app):
 
 
 def test_free_closing_workflow(app):
-    """``free`` warns the user if the workflow is closing."""
+    """If a workflow is just being undone, ``free`` warns and names the task that undoes it."""
     Document(records_of(app), "scope", "order:7").update(lambda _: {"state": CLOSING})
     freed = run(app, "free", "order:7", "--kind", "workflow", answer="n")
     assert "celery_sqs_backoff.take_back" in freed.stderr

@@ -1,4 +1,7 @@
-"""One message per key and window: the kernel, and the option ``guard`` (rows B1 to B6)."""
+"""A guard lets only one message with its key pass within a time, the window.
+
+B1 to B6 are rows of tests/field-stories.md.
+"""
 
 from __future__ import annotations
 
@@ -32,63 +35,66 @@ def records(clock):
     return Records(MemoryStore(clock=clock.time), secrets=["secret"])
 
 
-def passes(records: Records, message: str, run: str) -> Any:
+def enter_guard(records: Records, message: str, run: str) -> Any:
     return enter(records, "mail:7", message, run, 3600)
 
 
 def test_b6_one_message_passes(records):
-    """A guard lets the same message pass again and refuses another one.
+    """If a message has passed a guard, its next runs pass too, and other messages are refused.
 
-    The error does not tell which message has passed.
+    The error does not name the message that has passed.
     """
-    assert passes(records, "A", "run 1").is_first
-    assert not passes(records, "A", "run 2").is_first
+    assert enter_guard(records, "A", "run 1").is_first
+    assert not enter_guard(records, "A", "run 2").is_first
     with pytest.raises(Refused) as refused:
-        passes(records, "B", "run 3")
+        enter_guard(records, "B", "run 3")
     assert "A" not in str(refused.value)
 
 
 def test_window_ends(records, clock):
-    """Another message passes after the guard's window.
+    """When the window is over, another message may pass.
 
-    The same message does not extend the window.
+    A second run of the first message does not extend the window.
     """
-    passes(records, "A", "run 1")
+    enter_guard(records, "A", "run 1")
     clock.now += 3000
-    passes(records, "A", "run 2")
+    enter_guard(records, "A", "run 2")
     clock.now += 700
-    assert passes(records, "B", "run 3").is_first
+    assert enter_guard(records, "B", "run 3").is_first
 
 
 @pytest.mark.parametrize("releasing", ["first", "second"])
 def test_shared_guard(records, releasing):
-    """A guard that two runs share is not released.
+    """If two runs of a message have passed a guard, a failure of one does not release the guard.
 
     The other run may have done the work.
     """
-    runs = {"first": passes(records, "A", "run 1"), "second": passes(records, "A", "run 2")}
+    runs = {
+        "first": enter_guard(records, "A", "run 1"),
+        "second": enter_guard(records, "A", "run 2"),
+    }
     assert not release(records, runs[releasing])
     with pytest.raises(Refused):
-        passes(records, "B", "run 3")
+        enter_guard(records, "B", "run 3")
 
 
 @pytest.mark.parametrize("result", [object(), "x" * 70_000], ids=["no JSON", "too large"])
 def test_result_not_kept(records, result):
-    """A message counts as done even if its result cannot be kept."""
-    finish(records, passes(records, "A", "run 1"), result)
-    again = passes(records, "A", "run 2")
+    """A message counts as done even if its result cannot be stored."""
+    finish(records, enter_guard(records, "A", "run 1"), result)
+    again = enter_guard(records, "A", "run 2")
     assert (again.is_done, again.has_result) == (True, False)
 
 
 def test_two_runs(records):
-    """Of two runs of a message, the one that succeeds marks the message as done."""
-    first = passes(records, "A", "run 1")
-    passes(records, "A", "run 2")
+    """If two runs of a message pass the guard, the success of one marks the message as done."""
+    first = enter_guard(records, "A", "run 1")
+    enter_guard(records, "A", "run 2")
     finish(records, first, "sent")
-    assert passes(records, "A", "run 3").is_done
+    assert enter_guard(records, "A", "run 3").is_done
 
 
-# The option
+# The task option ``guard``
 
 
 def mail(customer: Any, template: str = "welcome") -> None: ...
@@ -122,7 +128,7 @@ def test_invalid_key(key):
 def test_empty_argument(customer):
     """A guard refuses to make a key from an empty argument.
 
-    All such mails would share one guard.
+    Otherwise all mails without a customer would share one guard.
     """
     with pytest.raises((TypeError, ValueError), match="guard key"):
         Guard(key="mail:{customer}", window=60).key_for(signature(mail), (customer,), {})
@@ -133,8 +139,11 @@ def app():
     return make_app()
 
 
-def guarded(app: Celery, *ends: Any, **options: Any) -> tuple[Any, list[str]]:
-    """A guarded task whose runs end so, in turn, and the IDs of the messages that have run."""
+def define_guarded(app: Celery, *ends: Any, **options: Any) -> tuple[Any, list[str]]:
+    """Return a guarded task, and a list that gets the ID of each message that runs.
+
+    ``ends`` has the results or exceptions of its runs, in order.
+    """
     ran, left = list[str](), list(ends)
 
     @app.task(bind=True, guard=Guard(key="k", window=60), **options)
@@ -158,9 +167,11 @@ def guarded(app: Celery, *ends: Any, **options: Any) -> tuple[Any, list[str]]:
     },
 )
 def test_b1_to_b4_failure(app, failure, is_released):
-    """A failure releases the guard, and undoes the task, only if nothing was processed."""
+    """A failed run is undone and releases its guard only if surely nothing was processed."""
     undone = []
-    work, ran = guarded(app, failure, max_retries=0, on_not_processed=lambda *_: undone.append(1))
+    work, ran = define_guarded(
+        app, failure, max_retries=0, on_not_processed=lambda *_: undone.append(1)
+    )
     work.apply(task_id="A")
     work.apply(task_id="B")
     assert ran == (["A", "B"] if is_released else ["A"])
@@ -168,9 +179,9 @@ def test_b1_to_b4_failure(app, failure, is_released):
 
 
 def test_b5_shared_classifier(app):
-    """All tasks of a provider can share one mapping of its errors.
+    """Two tasks can share a classifier. It knows the errors after which a guard is released.
 
-    An error that the mapping does not list may have been processed.
+    The call of an error that it does not know may have been processed, so the guard stays.
     """
     means = {"421": Outcome.RETRYABLE, "550": Outcome.NOT_PROCESSED}
     passed = {}
@@ -194,9 +205,9 @@ def test_b5_shared_classifier(app):
 
 
 def test_earlier_run_in_doubt(app):
-    """A run after one in doubt undoes nothing.
+    """If an earlier run of the message may have done the work, a failed run is not undone.
 
-    A task with ``on_not_processed`` keeps a record of its runs, even without a guard.
+    A task with ``on_not_processed`` records its runs, even without a guard.
     """
     undone = []
     ends = [KeyboardInterrupt(), Retryable("down"), NonRetryable("no", not_processed=True)]
@@ -205,18 +216,18 @@ def test_earlier_run_in_doubt(app):
     def work():
         raise ends.pop(0)
 
-    with pytest.raises(KeyboardInterrupt):  # as SIGKILL would
+    with pytest.raises(KeyboardInterrupt):  # like a kill, it leaves the run without an end
         work.apply(task_id="A")
     work.apply(task_id="A")
     assert undone == []
     work.apply(task_id="A")
-    assert undone == [1], "the task's own word speaks for all its runs"
+    assert undone == [1], "with not_processed, the task vouches for all its runs"
 
 
 def test_busy_lock(app):
-    """A run that finds its lock busy is not in doubt."""
+    """A run that ended because its lock was busy has surely done nothing."""
     undone = []
-    work, _ = guarded(
+    work, _ = define_guarded(
         app, Busy(), Retryable("down"), max_retries=0, on_not_processed=lambda *_: undone.append(1)
     )
     work.apply(task_id="A")
@@ -225,9 +236,9 @@ def test_busy_lock(app):
 
 
 def test_replace_with_other_args(app):
-    """A task may replace itself with other arguments.
+    """A guarded task may replace itself with other arguments.
 
-    The replaced message has the same ID, so it passes its own guard.
+    Celery sends a new message with the same ID, so the guard lets it pass.
     """
     pages = []
 
@@ -257,30 +268,30 @@ def test_cost_of_guard(app, ends, calls):
 
     On Redis each call is one round trip.
     """
-    work, _ = guarded(app, *ends, max_retries=0)
+    work, _ = define_guarded(app, *ends, max_retries=0)
     for _ in ends or ["sent"]:
-        with suppress(KeyboardInterrupt):  # as SIGKILL would
+        with suppress(KeyboardInterrupt):  # like a kill, it leaves the run without an end
             work.apply(task_id="A")
     assert store_of(app).calls.total() == calls
 
 
 def test_store_away_after_run(app):
-    """A task does not fail if the store goes away after its run has begun."""
-    work, _ = guarded(app)
+    """If the store cannot record the end of a run, the task still succeeds."""
+    work, _ = define_guarded(app)
     store_of(app).is_away = {"replace"}
     assert work.apply(task_id="A").result == "done"
 
 
 def test_store_away_before_run(app):
     """A guarded task does not run while the store is away."""
-    work, ran = guarded(app, max_retries=0)
+    work, ran = define_guarded(app, max_retries=0)
     store_of(app).is_away = True
     assert work.apply(task_id="A").state == "FAILURE"
     assert ran == []
 
 
 def test_guarded_block(app):
-    """A guarded block lets only its own message pass again."""
+    """A ``guarded`` block lets one message pass, and the next one only if it did nothing."""
     ran = []
 
     @app.task(bind=True)
@@ -298,13 +309,13 @@ def test_guarded_block(app):
 
 @pytest.mark.parametrize("guard", ["k", Guard(key="{order}", window=60)])
 def test_invalid_guard(app, guard):
-    """A task definition with a guard that could not work is refused."""
+    """A task is refused if its guard is no ``Guard``, or has a key of unknown arguments."""
     with pytest.raises(ImproperlyConfigured, match="guard"):
         app.task(base=SQSBackoffTask, shared=False, lazy=False, guard=guard)(mail)
 
 
 def test_no_store():
-    """A guard without a store is refused."""
+    """A task with a guard is refused if its app has no store."""
     app = Celery("no store", broker="memory://", set_as_current=False)
     options = {"base": SQSBackoffTask, "shared": False, "lazy": False}
     with pytest.raises(ImproperlyConfigured, match="need a store"):

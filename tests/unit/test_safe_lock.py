@@ -1,4 +1,7 @@
-"""One run at a time per business object (row W3)."""
+"""A lock lets only one run at a time work on an object, such as an account.
+
+The lock is held for a time, its lease. W3 is a row of tests/field-stories.md.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def lock(records: Records, **options: Any) -> Lock:
 
 
 def test_one_holder(records, clock):
-    """A lock has one holder at a time."""
+    """A lock has one holder at a time. Another run gets an error with the longest time to wait."""
     with lock(records, lease=60):
         clock.now += 20
         with pytest.raises(Busy) as busy:
@@ -50,7 +53,7 @@ def test_one_holder(records, clock):
 
 
 def test_killed_holder(records, clock):
-    """A killed holder keeps the lock until its lease ends."""
+    """If a holder is killed, its lock stays held until the lease ends."""
     lock(records, lease=timedelta(minutes=1)).acquire()
     clock.now += 59
     with pytest.raises(Busy):
@@ -60,7 +63,7 @@ def test_killed_holder(records, clock):
 
 
 def test_renew(records, clock):
-    """Renewing a lock restarts its lease."""
+    """``renew`` starts the lease again. After the end of the lease it raises ``LockLost``."""
     held = lock(records, lease=60).acquire()
     clock.now += 50
     held.renew()
@@ -84,14 +87,14 @@ def test_late_holder(records, clock, caplog):
 
 
 def test_release_fails(records, store, caplog):
-    """A block that has succeeded does not fail if its lock cannot be released."""
+    """If a lock cannot be released, its ``with`` block still succeeds, and a warning is logged."""
     with lock(records):
         store.is_away = True
     assert "sqs_backoff.lock_not_released" in caplog.text
 
 
 def test_lost_renewal(records):
-    """A holder releases its lock even if the answer to a renewal was lost."""
+    """A holder can release its lock even if the store's answer to a renewal was lost."""
     with lock(records) as held:
         record = held._record
         held.renew()
@@ -121,9 +124,9 @@ def app():
 @pytest.mark.parametrize("outer", ["exclusive", "workflow"])
 @pytest.mark.parametrize("inner", ["exclusive", "workflow"])
 def test_enter_twice(app, outer, inner):
-    """A run that enters one lock twice gets an error.
+    """If a run enters the same lock twice, it gets an error, because it would wait for itself.
 
-    It would wait for itself. ``exclusive`` and ``workflow`` of one name share a lock.
+    ``exclusive`` and ``workflow`` with the same key share a lock.
     """
 
     @app.task(base=WorkflowTask, bind=True)
@@ -139,7 +142,7 @@ def test_enter_twice(app, outer, inner):
 @pytest.mark.parametrize("held", ["exclusive", "workflow"])
 @pytest.mark.parametrize("asked", ["exclusive", "workflow"])
 def test_w3_two_runs(app, held, asked):
-    """Two runs are never inside one lock or workflow at once."""
+    """Two runs are never inside the same lock or workflow at the same time."""
 
     @app.task(base=WorkflowTask, bind=True, name="other", max_retries=0)
     def other(self):
@@ -155,7 +158,7 @@ def test_w3_two_runs(app, held, asked):
 
 
 def test_enter_again(app):
-    """A run may enter a lock again after its block."""
+    """A run may enter a lock again after it has left it."""
 
     @app.task(bind=True)
     def work(self):

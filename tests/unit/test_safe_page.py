@@ -1,4 +1,4 @@
-"""The cases of the docs do what the pages say: they are run, not only read."""
+"""The tasks in docs/run-twice.md and docs/workflows.md do what these pages say."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 class Provider:
-    """Does a request once per idempotency key; its answers can be lost."""
+    """A fake provider that does a request once per idempotency key.
+
+    ``loses_answers`` says how many of its next answers get lost.
+    """
 
     def __init__(self) -> None:
         self.done: dict[str, tuple[str, Any]] = {}
@@ -45,7 +48,7 @@ def provider(monkeypatch):
 
 @pytest.fixture
 def page(request, provider, monkeypatch):
-    # Its tasks are shared: they would be defined on the apps of all later tests.
+    # The page's tasks are shared, so Celery would define them on the apps of all later tests too.
     monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
     monkeypatch.setattr(_state._tls, "current_app", _state._tls.current_app)
     names = {"__name__": "page"}
@@ -60,7 +63,8 @@ def page(request, provider, monkeypatch):
 
 
 @pytest.mark.parametrize("page", ["run-twice.md"], indirect=True)
-def test_one_mail_per_customer_and_hour(page):
+def test_welcome(page):
+    """The page's task sends a customer one mail an hour. A second message is ignored."""
     welcome = page["welcome"]
     for message in ("1", "1"):
         assert welcome.apply((7,), task_id=message).get() == "sent"
@@ -70,19 +74,19 @@ def test_one_mail_per_customer_and_hour(page):
 
 @pytest.mark.parametrize("page", ["run-twice.md"], indirect=True)
 def test_charge_once(page, provider):
-    """The page's task repeats a charge in doubt under the same key."""
+    """If the answer to a charge is lost, the page's task asks again under the same key."""
     charge = page["charge_once"]
     provider.loses_answers = 1
-    assert charge.apply((9, 100), task_id="1").state == "FAILURE"  # eagerly, no retry
+    assert charge.apply((9, 100), task_id="1").state == "FAILURE"  # an eager run is not retried
     for _ in range(2):
         assert charge.apply((9, 100), task_id="1").get() == "charges"
     assert (provider.names(), provider.asked) == (["charges"], 2)
-    assert charge.apply((9, 250), task_id="1").state == "FAILURE", "another amount"
+    assert charge.apply((9, 250), task_id="1").state == "FAILURE", "the step had another amount"
 
 
 @pytest.mark.parametrize("page", ["workflows.md"], indirect=True)
 def test_open_account(page, provider, monkeypatch):
-    """The page's workflow confirms its calls, or takes them back."""
+    """The page's workflow makes each call once, and confirms only a call that has succeeded."""
     confirmed = []
     taken_back = []
     page["post_entry"].run = lambda released: confirmed.append(released)

@@ -1,4 +1,8 @@
-"""Steps and idempotency keys of a message, or of a scope (rows W1, W5, W6, W7, R2)."""
+"""Steps, which a message does once, and idempotency keys, which are the same in all its runs.
+
+Messages that name the same ``scope`` share steps and keys. W1, W5, W6, W7 and R2 are rows of
+tests/field-stories.md.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ def app():
 
 @pytest.fixture
 def confirmed(app):
-    """The calls of the task ``confirm``: what it got, and its ID."""
+    """Define a task ``confirm``, and return the list of its calls: arguments and task ID."""
     calls = []
 
     @app.task(bind=True, name="confirm")
@@ -42,7 +46,7 @@ def confirmed(app):
 
 
 def run(app: Celery, body: Any, *, message: str = "A", throw: bool = True) -> Any:
-    """Run a message of a task with this body, of the same name each time."""
+    """Run a task named ``work`` with the given body for one message, and return its result."""
     app.tasks.pop("work", None)
 
     @app.task(bind=True, name="work", max_retries=0)
@@ -55,8 +59,8 @@ def run(app: Celery, body: Any, *, message: str = "A", throw: bool = True) -> An
 def test_w1_once_per_message(app):
     """A step runs once per message.
 
-    A rerun gets the recorded result. The first run gets the same value, because it passes through
-    JSON too.
+    A rerun gets the recorded result. The first run gets its result through JSON too, so both are
+    equal.
     """
     done = []
 
@@ -73,7 +77,7 @@ def test_w1_once_per_message(app):
 
 
 def test_failed_step(app):
-    """A step that failed runs again, also in the same run."""
+    """A step that failed can be called again, even in the same run."""
     ends = [ConnectionError(), "done"]
 
     def charge():
@@ -91,14 +95,14 @@ def test_failed_step(app):
 
 
 def test_other_arguments(app):
-    """A step that a message has recorded is refused with other arguments."""
+    """If a message has done a step, a later call with other arguments is refused."""
     run(app, lambda self: self.step("charge", str, 7))
     with pytest.raises(OtherInput, match="charge"):
         run(app, lambda self: self.step("charge", str, 8))
 
 
 class Customer:
-    """As a Django model, which is its class and primary key."""
+    """Like an object of a Django model, which its class and primary key identify."""
 
     def __init__(self, pk: int) -> None:
         self.pk = pk
@@ -122,14 +126,14 @@ class Customer:
     ids=lambda value: type(value).__name__,
 )
 def test_inputs(one, other):
-    """Arguments of two kinds or values are told apart, wherever they stand."""
+    """Two arguments of a step are different if their types or values are."""
     assert input_of(str, (one,), {}) != input_of(str, (other,), {})
     assert input_of(str, (), {"a": [one]}) != input_of(str, (), {"a": [other]})
     assert input_of(str, (one,), {}) == input_of(partial(str, one), (), {})
 
 
-def test_inputs_that_are_the_same():
-    """The order of keys does not count, nor does an object without a primary key."""
+def test_same_inputs():
+    """Arguments are the same if only the order of keys, or objects without a key, differ."""
     same = [{"a": 1, "b": object()}, {"b": object(), "a": 1}]
     assert len({input_of(str, (each,), {}) for each in same}) == 1
 
@@ -140,7 +144,7 @@ async def not_awaited() -> None: ...
 @pytest.mark.parametrize(
     ("names", "function", "why"),
     [
-        # A loop whose steps all have one name would do the first, and skip the others.
+        # If all steps of a loop had one name, the first would be done and the others skipped.
         pytest.param(["charge", "charge"], str, "name of its own", id="one name twice"),
         pytest.param([7, "7"], str, "name of its own", id="one name twice, as a number"),
         *(pytest.param([name], str, "name", id=repr(name)) for name in (None, "", True)),
@@ -163,7 +167,7 @@ def test_result_not_json(app):
 
 
 def test_store_away_in_step(app):
-    """A step is not repeated if the store goes away while it runs."""
+    """If the store goes away while a step runs, the task fails and is not retried."""
 
     def charge():
         store_of(app).is_away = True
@@ -173,9 +177,9 @@ def test_store_away_in_step(app):
 
 
 def test_confirm(app, confirmed):
-    """A step sends its confirming task once, after it is recorded.
+    """A step sends its ``confirm`` task once, however often the message runs.
 
-    The task gets the step's result. An immutable signature stays as it is.
+    The task gets the step's result as its first argument, unless its signature is immutable.
     """
     confirm = app.tasks["confirm"]
     for _ in range(2):
@@ -185,10 +189,7 @@ def test_confirm(app, confirmed):
 
 
 def test_w6_confirm_not_sent(app, confirmed, monkeypatch):
-    """The next run sends a confirmation that could not be sent.
-
-    It does not repeat the step.
-    """
+    """If a ``confirm`` task could not be sent, the next run sends it. The step is not repeated."""
     confirm, done = app.tasks["confirm"], list[int]()
 
     def away(*_, **__):
@@ -205,7 +206,7 @@ def test_w6_confirm_not_sent(app, confirmed, monkeypatch):
 
 
 def test_confirm_sent_twice(app, confirmed):
-    """A confirmation that is sent twice has one task ID."""
+    """If a ``confirm`` task is sent twice, it has the same task ID."""
     confirm, store = app.tasks["confirm"], store_of(app)
 
     def lose(*_):
@@ -223,7 +224,7 @@ def test_confirm_sent_twice(app, confirmed):
 
 @pytest.mark.parametrize("kind", ["text", "chain", "group", "no JSON"])
 def test_invalid_confirm(app, confirmed, kind):
-    """A confirmation that could not be sent is refused before the step runs."""
+    """A ``confirm`` that is no single task, or no JSON, is refused before the step runs."""
     confirm = app.tasks["confirm"]
     given = {
         "text": "confirm",
@@ -236,7 +237,7 @@ def test_invalid_confirm(app, confirmed, kind):
 
 
 def test_w5_r2_key_per_message(app):
-    """An idempotency key is the same on every attempt of a message.
+    """An idempotency key is the same in each run of a message.
 
     Another message, name or version has another key.
     """
@@ -252,10 +253,10 @@ def test_w5_r2_key_per_message(app):
 
 
 def test_w7_outlive_provider_key():
-    """A step and a guard outlive the provider's idempotency key.
+    """Steps and guards last longer than a provider remembers an idempotency key.
 
-    The provider forgets a key after a day. The step stays done, and the guard refuses another
-    message.
+    A provider may forget a key after a day. After two days the step is still done, and the guard
+    still refuses another message.
     """
     clock, provider = Clock(), list[str]()
     app = make_app(store=CountedStore(clock=clock.time))
@@ -269,7 +270,7 @@ def test_w7_outlive_provider_key():
             raise end
         return end
 
-    with pytest.raises(KeyboardInterrupt):  # as SIGKILL would
+    with pytest.raises(KeyboardInterrupt):  # like a kill, it leaves the run without an end
         charge.apply(task_id="A")
     clock.now += 2 * DAY
     assert charge.apply(task_id="B").state == "IGNORED"
@@ -278,13 +279,16 @@ def test_w7_outlive_provider_key():
 
 
 def test_key_without_store(app):
-    """An idempotency key makes no call to the store."""
+    """``idempotency_key`` makes no call to the store."""
     run(app, lambda self: self.idempotency_key("a"))
     assert store_of(app).calls.total() == 0
 
 
 def test_keys_never_change(app):
-    """Providers know calls by them: a release that derived others would repeat the calls."""
+    """All releases make the same idempotency keys.
+
+    Under another key, the provider would do a call again that it has done.
+    """
     assert str(NAMESPACE) == "52c2d7a4-55a3-5c5c-8a4e-4f4f8ab0a9a1"
     key = run(app, lambda self: self.idempotency_key("charge", scope="order:7"))
     assert key == "39f0ff1d-3cf1-5ac5-b5d5-d829feb8cb32"
@@ -293,7 +297,7 @@ def test_keys_never_change(app):
 def test_outside_run(app):
     """Outside a run, an idempotency key needs a scope.
 
-    This holds also for a task that is called as a function inside another task's run.
+    A task that another task calls as a function is outside a run too.
     """
 
     @app.task(bind=True)
@@ -307,7 +311,7 @@ def test_outside_run(app):
 
 
 def test_forget_refused_step(app):
-    """The store forgets a step that certainly did nothing, so its arguments may be corrected."""
+    """If a step surely did nothing, it may be called again with other arguments."""
 
     def refuse(amount):
         raise NonRetryable("refused", not_processed=True)
@@ -317,9 +321,9 @@ def test_forget_refused_step(app):
 
 
 def test_step_done_by_other_message(app):
-    """A failed step is not forgotten if another message has done it meanwhile.
+    """If a step fails while another message of its scope does the step, the step is done.
 
-    A scope has no lock, so two messages may run one of its steps at once.
+    Two messages may do the same step of a scope at the same time, because a scope has no lock.
     """
     done = []
 
@@ -335,7 +339,7 @@ def test_step_done_by_other_message(app):
 
     run(app, body, throw=False)
     run(app, body, message="C")
-    assert done == ["B", "later"], "B has done it, and C need not"
+    assert done == ["B", "later"], "message B has done the step, so message C skips it"
 
 
 def test_store_shows_no_secrets(app):

@@ -1,4 +1,7 @@
-"""What ``SQSBackoffTask`` makes of guards, busy locks and stores that are away."""
+"""How ``SQSBackoffTask`` ends a run: refused by a guard, undone, retried, or without a store.
+
+To undo a run is to call the task's ``on_not_processed`` and to release its guard.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ GUARD = Guard(key="mail:{customer}", window=3600)
 
 @pytest.fixture
 def app(monkeypatch):
-    drain = Transport.drain_events  # a worker that is told to stop ends when this returns
+    drain = Transport.drain_events  # a worker stops only when this returns, so let it be quick
     monkeypatch.setattr(
         Transport, "drain_events", lambda self, connection, timeout: drain(self, connection, 0.05)
     )
@@ -50,7 +53,7 @@ def app(monkeypatch):
 
 
 def test_refused_message(app, caplog):
-    """A message that its guard refuses is ignored, and its result gives the reason."""
+    """If a guard refuses a message, its task is ignored, and its result has the reason."""
     runs = []
 
     @app.task(name="mail", guard=GUARD)
@@ -60,7 +63,7 @@ def test_refused_message(app, caplog):
 
     assert mail.apply((7,), task_id="first").get() == "sent"
     assert mail.apply((7,), task_id="first").get() == "sent"
-    assert runs == [7], "it was done: the second run has got its result"
+    assert runs == [7], "the second run of the same message gets the stored result"
     with caplog.at_level(logging.INFO):
         refused = mail.apply((7,), task_id="second")
     assert "sqs_backoff.refused: mail[second]" in caplog.text
@@ -70,7 +73,7 @@ def test_refused_message(app, caplog):
 
 
 def test_refused_in_chain(app):
-    """A refused message ends its chain and stores the reason as its result."""
+    """If a guard refuses a message of a chain, the chain ends, and the result is the reason."""
     app.conf.result_backend = "cache+memory://"
     marked = []
 
@@ -91,7 +94,7 @@ def test_refused_in_chain(app):
 
 @pytest.mark.parametrize("how", ["a member", "one without result"])
 def test_refused_in_chord(app, how):
-    """A chord counts a refused member as ended."""
+    """If a guard refuses a member of a chord, the chord counts the member as ended."""
     app.conf.result_backend = "cache+memory://"
     counted = []
 
@@ -108,7 +111,7 @@ def test_refused_in_chord(app, how):
         counted.append(len(results))
 
     mail.apply((7,))
-    if how == "one without result":  # there is no result that could be joined
+    if how == "one without result":  # the chord's task could not read this member's result
         parts = []
         app.backend.on_chord_part_return = lambda request, *_, **__: parts.append(request.id)
         request = SimpleNamespace(
@@ -128,7 +131,7 @@ def test_refused_in_chord(app, how):
 )
 @pytest.mark.parametrize("asked_for", [True, False])
 def test_result_of_refused_message(app, asked_for):
-    """The result of a refused message is stored if its own call asks for results."""
+    """``ignore_result`` of a call decides whether the reason for a refusal is stored."""
     app.conf.result_backend = "cache+memory://"
 
     @app.task(name="mail", guard=GUARD, ignore_result=asked_for)
@@ -146,9 +149,9 @@ def test_result_of_refused_message(app, asked_for):
 
 @pytest.mark.parametrize("waiting", ["chain", "callbacks", "chord"])
 def test_done_without_result(app, waiting):
-    """A done message whose result was not kept fails if a chain, chord or callback waits for it.
+    """If a message is done but its result was not stored, a rerun fails if another task needs it.
 
-    Its worker may have been lost between the run's end and the sending of the next task.
+    The worker may have been killed after the first run, before it sent the other task.
     """
 
     @app.task(name="mail", guard=GUARD, retry_on=(Exception,))
@@ -170,7 +173,7 @@ def test_done_without_result(app, waiting):
 
 
 def test_mutated_arguments(app):
-    """Arguments that the run changes in place do not change the key of its guard."""
+    """If a run changes its arguments in place, the key of its guard stays the same."""
     guard = Guard(key="mail:{payload[customer]}", window=3600)
 
     @app.task(name="mail", guard=guard)
@@ -196,9 +199,9 @@ def test_mutated_arguments(app):
     ids=lambda error: type(error).__name__,
 )
 def test_own_errors(app, error):
-    """No option of a task changes the verdict of the library's own errors.
+    """Our own errors are neither retried nor undone, whatever the task's options say.
 
-    ``autoretry_for=(Exception,)`` is the commonest list there is.
+    Many tasks have ``autoretry_for=(Exception,)``, which would match our errors too.
     """
     undone = []
     runs = []
@@ -219,10 +222,13 @@ def test_own_errors(app, error):
     assert (len(runs), undone) == (1, [])
 
 
-def _publishing(
+def define_publishing(
     app: Celery, monkeypatch: pytest.MonkeyPatch, run: Any, *, publish: Any = lambda: None
 ) -> tuple[Any, list[Any]]:
-    """Make a task with a guard and ``on_not_processed``; ``publish`` takes its copies."""
+    """Make a task with a guard and ``on_not_processed``, and list what happens in its runs.
+
+    A copy is the message that ``retry(args=...)`` publishes. ``publish`` is called for each.
+    """
     happened: list[Any] = []
 
     def undo(_: Any, exc: Exception, args: Any, kwargs: Any) -> None:
@@ -246,7 +252,10 @@ def _publishing(
     ids=["given", "caught", "bare", "in doubt"],
 )
 def test_undo_with_copy(app, monkeypatch, how, error):
-    """A run that certainly did nothing is undone when its retry is published as a copy."""
+    """If a run surely did nothing and calls ``retry(args=...)``, it is undone.
+
+    ``retry(args=...)`` publishes a copy of the message with other arguments.
+    """
 
     def run(self, customer, page):
         if self.request.id == "another":
@@ -258,9 +267,9 @@ def test_undo_with_copy(app, monkeypatch, how, error):
         except (Retryable, TimeoutError) as exc:
             self.retry(args=(customer, page + 1), exc=exc if how == "given" else None)
 
-    mail, happened = _publishing(app, monkeypatch, run)
+    mail, happened = define_publishing(app, monkeypatch, run)
     with pytest.raises(Retry):
-        _delivered(mail, args=(7, 1), kwargs={}).run(7, 1)
+        with_request(mail, args=(7, 1), kwargs={}).run(7, 1)
     mail.pop_request()
     undone = [] if error is TimeoutError else [("undo", error, (7, 1), {})]
     assert happened == [("copy", (7, 2), 1), *undone]
@@ -269,9 +278,9 @@ def test_undo_with_copy(app, monkeypatch, how, error):
 
 
 def test_undo_after_blocks(app, monkeypatch):
-    """The worker undoes a run after the task has left its ``with`` blocks.
+    """A run is undone only after the task has left its ``with`` blocks.
 
-    Inside the task's transaction, everything ``on_not_processed`` writes would be rolled back.
+    Inside a transaction of the task, all that ``on_not_processed`` writes would be rolled back.
     """
 
     def run(self, customer, page):
@@ -279,18 +288,18 @@ def test_undo_after_blocks(app, monkeypatch):
             transaction.callback(happened.append, ("rollback",))
             self.retry(args=(customer, page + 1))
 
-    mail, happened = _publishing(app, monkeypatch, run)
+    mail, happened = define_publishing(app, monkeypatch, run)
     with pytest.raises(Retry):
-        _delivered(mail, args=(7, 1), kwargs={}).run(7, 1)
+        with_request(mail, args=(7, 1), kwargs={}).run(7, 1)
     mail.pop_request()
     assert [what for what, *_ in happened] == ["copy", "rollback", "undo"]
 
 
 @pytest.mark.parametrize("end", ["returned", "failed", "caught"])
 def test_run_continues_beside_copy(app, monkeypatch, end):
-    """Nothing is undone if the run continues after its copy was published.
+    """If a run goes on after it has published a copy of its message, it is not undone.
 
-    It does so with ``throw=False``, or with an ``except Exception`` around ``retry()``.
+    It goes on after ``retry(throw=False)``, or if it catches the exception of ``retry()``.
     """
 
     def run(self, customer, page):
@@ -304,8 +313,8 @@ def test_run_continues_beside_copy(app, monkeypatch, end):
             raise Retryable("down")
         return "returned"
 
-    mail, happened = _publishing(app, monkeypatch, run)
-    task = _delivered(mail, args=(7, 1), kwargs={})
+    mail, happened = define_publishing(app, monkeypatch, run)
+    task = with_request(mail, args=(7, 1), kwargs={})
     with contextlib.suppress(Retry, Retryable):
         task.run(7, 1)
     task.pop_request()
@@ -315,11 +324,14 @@ def test_run_continues_beside_copy(app, monkeypatch, end):
 
 
 class ProviderDown(Exception):
-    """What is retried, with nothing done."""
+    """An error after which the task is retried, because nothing was done."""
 
 
 class ChargeTimedOut(ProviderDown):
-    """As in many client libraries: it cannot be unpickled. Celery makes its parent of it."""
+    """An error that cannot be unpickled, as in many libraries.
+
+    Celery replaces it by an error of its parent class.
+    """
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -327,9 +339,10 @@ class ChargeTimedOut(ProviderDown):
 
 @pytest.mark.parametrize("how", ["option", "block"])
 def test_verdict_of_retry(app, how):
-    """A retry has the verdict of the error that it was given.
+    """If a task calls ``retry(exc=error)``, this error decides whether the run is undone.
 
-    Celery puts an error of a parent class in its place, but the charge may have been made.
+    Celery may replace it by an error of its parent class. Here that would say that nothing was
+    done, although the charge may have been made.
     """
     charged = []
 
@@ -346,7 +359,7 @@ def test_verdict_of_retry(app, how):
             self.retry(exc=ChargeTimedOut("no answer", 408))
 
     with pytest.raises(Retry):
-        _delivered(charge, args=(7,), kwargs={}).run(7)
+        with_request(charge, args=(7,), kwargs={}).run(7)
     charge.pop_request()
     charge.apply((7,), task_id="another message")
     assert charged == [7]
@@ -356,9 +369,9 @@ def test_verdict_of_retry(app, how):
 @pytest.mark.parametrize("caught", [False, True], ids=["given", "caught"])
 @pytest.mark.parametrize(("cause", "is_undone"), [(TimeoutError(), 0), (Retryable("down"), 1)])
 def test_last_retry_by_hand(app, cause, is_undone, caught, max_retries):
-    """A retry by hand has the verdict of its cause, also if no retry is left.
+    """If a task calls ``retry()`` and no retry is left, the cause still decides about the undo.
 
-    The error for a spent budget does not prove that a charge that timed out was not made.
+    ``MaxRetriesExceededError`` does not prove that a charge that timed out was not made.
     """
     undone = []
     charged = []
@@ -371,7 +384,7 @@ def test_last_retry_by_hand(app, cause, is_undone, caught, max_retries):
         except (TimeoutError, Retryable) as exc:
             self.retry(exc=None if caught else exc, max_retries=max_retries)
 
-    task = _delivered(charge, args=(7,), kwargs={})
+    task = with_request(charge, args=(7,), kwargs={})
     with pytest.raises((Retry, MaxRetriesExceededError, TimeoutError, Retryable)):
         task.run(7)
     task.pop_request()
@@ -382,9 +395,9 @@ def test_last_retry_by_hand(app, cause, is_undone, caught, max_retries):
 
 @pytest.mark.parametrize("how", ["option", "block"])
 def test_guard_after_step(app, how):
-    """A guard is not released once a step inside it is done.
+    """If a step inside a guard is done, a later failure does not release the guard.
 
-    The first message has sent the mail. A refused later call lets no second mail out.
+    The first message has sent its mail, so the second message must not send another.
     """
     sent = []
 
@@ -405,7 +418,10 @@ def test_guard_after_step(app, how):
 
 
 def test_step_before_block(app):
-    """A guarded block is released after a refusal, even if a step was done before the block."""
+    """If a call in a ``guarded`` block is refused, the block is released.
+
+    A step that was done before the block does not matter.
+    """
     asked = []
 
     @app.task(bind=True, name="mail")
@@ -420,8 +436,8 @@ def test_step_before_block(app):
     assert asked == ["first", "second"]
 
 
-def _delivered(task: Any, **request: Any) -> Any:
-    """As if a worker ran a message from a broker that is not SQS."""
+def with_request(task: Any, **request: Any) -> Any:
+    """Give the task a request, as a worker does for a message of a broker that is not SQS."""
     task.push_request(
         **{"id": "message", "called_directly": False, "is_eager": False, "retries": 0} | request
     )
@@ -429,7 +445,7 @@ def _delivered(task: Any, **request: Any) -> Any:
 
 
 def test_store_away(app):
-    """A store that is away causes a counted retry, and nothing is undone."""
+    """If the store is away, the task is retried, which counts as a retry. Nothing is undone."""
     undone = []
 
     @app.task(name="steps", bind=True, max_retries=1, on_not_processed=lambda *_: undone.append(1))
@@ -437,8 +453,8 @@ def test_store_away(app):
         raise StoreUnavailable("away")
 
     with pytest.raises(Retry) as retried:
-        _delivered(steps).run()
+        with_request(steps).run()
     assert retried.value.sig.options["retries"] == 1
     with pytest.raises(StoreUnavailable):
-        _delivered(steps, retries=1).run()
+        with_request(steps, retries=1).run()
     assert undone == []

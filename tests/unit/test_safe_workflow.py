@@ -1,4 +1,7 @@
-"""Workflows, and the task that takes them back (rows W1 to W7)."""
+"""Workflows, and the task ``take_back`` that undoes their steps when a message is given up.
+
+W1 to W7 are rows of tests/field-stories.md.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from .safe_app import CountedStore, bare_app, make_app, store_of
 
 
 class Bank:
-    """What was done and undone, and how the next runs end."""
+    """Records the steps that were done and undone. ``ends`` says how the next steps end."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -49,7 +52,7 @@ def bank():
 
 @pytest.fixture
 def fund(app, bank):
-    """A workflow of three steps, which ends as the bank says."""
+    """Return a task with a workflow of three steps, which end as ``bank.ends`` says."""
 
     @app.task(name="undo")
     def undo(result, name):
@@ -72,7 +75,7 @@ REFUSED = NonRetryable("refused", not_processed=True)
 
 def test_w1_resume(fund, bank):
     """A rerun continues the workflow at the step at which the last run stopped."""
-    bank.ends = [None, KeyboardInterrupt()]  # as SIGKILL would
+    bank.ends = [None, KeyboardInterrupt()]  # like a kill in the second step
     with pytest.raises(KeyboardInterrupt):
         fund.apply(task_id="A")
     assert fund.apply(task_id="A").result == "done"
@@ -88,9 +91,9 @@ def test_cost_of_three_steps(fund, app):
 
 @pytest.mark.parametrize("end", [REFUSED, ValueError(), Retryable("down")], ids=lambda e: type(e))
 def test_w2_taken_back(app, fund, bank, end):
-    """The workflow's steps are undone when its message is given up.
+    """When a workflow's message is given up, its steps are undone, the last step first.
 
-    The last step's task runs first, and each task gets its step's result.
+    The ``undo`` task of each step gets the step's result.
     """
     fund.apply((end,), task_id="A")
     assert bank.undone == [(name, f"{name} is done") for name in "cba"]
@@ -100,19 +103,18 @@ def test_w2_taken_back(app, fund, bank, end):
 
 
 def test_message_of_weeks(app, fund, bank):
-    """A message that is retried for weeks is taken back in full.
+    """If a message is given up after weeks, the steps of all its runs are undone.
 
-    Each run renews the list of scopes that the message has entered. This holds also if the message
-    is given up without another run.
+    The store keeps the list of a message's workflows for 30 days after its last run.
     """
     clock = Clock()
     app.conf.sqs_backoff["store"] = CountedStore(clock=clock.time)
     for ends, days in (([None, KeyboardInterrupt()], 26), ([KeyboardInterrupt()], 5)):
-        bank.ends = list(ends)  # as SIGKILL would
+        bank.ends = list(ends)  # like a kill in the last of these steps
         with pytest.raises(KeyboardInterrupt):
             fund.apply(task_id="A")
         clock.now += days * 24 * 3600.0
-    taken_back(app, "A", task_id="1")
+    run_take_back(app, "A", task_id="1")
     assert [name for name, _ in bank.undone] == ["b", "a"]
 
 
@@ -127,21 +129,21 @@ def test_w3_failed_run(app, fund, bank):
 
 
 def test_step_in_doubt(fund, bank):
-    """A step in doubt is undone too, without a result."""
+    """A step that may or may not have been done is undone too. Its ``undo`` task gets None."""
     bank.ends = [None, TimeoutError()]
     fund.apply(task_id="A")
     assert bank.undone == [("b", None), ("a", "a is done")]
 
 
 def test_refused_step(fund, bank):
-    """A step that certainly did nothing is not undone."""
+    """A step that surely did nothing is not undone."""
     bank.ends = [None, REFUSED]
     fund.apply(task_id="A")
     assert bank.undone == [("a", "a is done")]
 
 
 def test_step_without_undo(app, fund, bank):
-    """A step without an undoing task is not undone."""
+    """A step without an ``undo`` task is passed over when the others are undone."""
 
     @app.task(base=WorkflowTask, bind=True)
     def work(self):
@@ -155,9 +157,9 @@ def test_step_without_undo(app, fund, bank):
 
 
 def test_order_of_undoing(app, fund, bank, monkeypatch):
-    """Each undoing task waits for the one before it.
+    """An ``undo`` task is sent when the one before it has ended well.
 
-    If one fails, the rest wait for it, also if the given-up message is given up again.
+    If one fails, the next ones wait, even if the message is given up a second time.
     """
     failing = [True]
 
@@ -170,14 +172,14 @@ def test_order_of_undoing(app, fund, bank, monkeypatch):
     fund.apply((REFUSED,), task_id="A")
     assert [name for name, _ in bank.undone] == ["c"]
     failing.clear()
-    taken_back(app, "A")
+    run_take_back(app, "A")
     assert [name for name, _ in bank.undone] == ["c"]
-    taken_back(app, "A", task_id=Document(records_of(app), "scope", "order:7").fields["by"])
+    run_take_back(app, "A", task_id=Document(records_of(app), "scope", "order:7").fields["by"])
     assert [name for name, _ in bank.undone] == ["c", "b", "a"]
 
 
-def taken_back(app: Celery, message: str, **facts: Any) -> None:
-    """Run the task that takes a message's workflows back, as if its worker was lost."""
+def run_take_back(app: Celery, message: str, **facts: Any) -> None:
+    """Run the task ``take_back`` for a message, as if the message's worker had been killed."""
     digest = message_digest(app, "fund", message)
     given = {"run": "lost", "began": 9e9, "task_id": None} | facts
     args = (digest, given["run"], given["began"])
@@ -186,15 +188,15 @@ def taken_back(app: Celery, message: str, **facts: Any) -> None:
 
 @pytest.mark.parametrize("end", [Ignore(), None])
 def test_ignored_block(fund, bank, end):
-    """A workflow block that ends by Ignore has succeeded, so nothing is undone."""
+    """If a workflow's block ends by Celery's ``Ignore``, it has succeeded. Nothing is undone."""
     fund.apply((end,), task_id="A")
     assert bank.undone == []
 
 
 def test_workflow_in_helper(app, fund, bank):
-    """A workflow that a helper function entered is undone when the message is given up.
+    """If a helper function entered a workflow, it is undone when the message is given up.
 
-    A fresh process gives the message up before it reaches the helper.
+    The run that gives the message up does not call the helper.
     """
     helped = [True]
 
@@ -217,7 +219,7 @@ def test_workflow_in_helper(app, fund, bank):
 
 
 def test_plain_task(app):
-    """A task without guard, lock, step or workflow never touches the store."""
+    """A task without guard, lock, step or workflow makes no call to the store."""
     store_of(app).is_away = True
 
     @app.task(bind=True, name="plain")
@@ -230,9 +232,9 @@ def test_plain_task(app):
 
 
 def test_broker_away(app, fund, monkeypatch, caplog):
-    """If the broker is away, ``given_up`` returns False, so the settler asks again.
+    """If ``take_back`` cannot be sent, ``given_up`` returns False, so the worker tries again.
 
-    The log names the error without its text.
+    The log has the type of the error, but not its text.
     """
 
     def away(*_, **__):
@@ -246,10 +248,10 @@ def test_broker_away(app, fund, monkeypatch, caplog):
 
 @pytest.mark.parametrize("queue", ["funds", "funds.fifo"])
 def test_queue_of_take_back(app, fund, monkeypatch, queue):
-    """The task that takes a message back goes to the message's own queue.
+    """The task ``take_back`` is sent to the queue of the message that was given up.
 
-    A worker of that queue knows the app's tasks. On a FIFO queue it has a group of its own, so it
-    delays no other message.
+    The workers of this queue know the app's tasks. On a FIFO queue, ``take_back`` has a group of
+    its own, so it holds up no other message.
     """
     sent = []
     task = app.tasks[take_back.NAME]
@@ -261,7 +263,7 @@ def test_queue_of_take_back(app, fund, monkeypatch, queue):
 
 
 def test_undo_not_sent(app, fund, bank, monkeypatch):
-    """Undoing tasks that could not be sent are sent by the next attempt."""
+    """If ``take_back`` cannot send an ``undo`` task, its next run sends it."""
     bank.ends = [None, KeyboardInterrupt()]
     with pytest.raises(KeyboardInterrupt):
         fund.apply(task_id="A")
@@ -272,13 +274,13 @@ def test_undo_not_sent(app, fund, bank, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(type(app.tasks["undo"]), "apply_async", away)
         with pytest.raises(NotDispatched):
-            taken_back(app, "A", task_id="1")
-    taken_back(app, "A", task_id="1")
+            run_take_back(app, "A", task_id="1")
+    run_take_back(app, "A", task_id="1")
     assert [name for name, _ in bank.undone] == ["b", "a"]
 
 
 def test_step_outside_block(app):
-    """A step outside its workflow's block is an error."""
+    """A step after the end of its workflow's ``with`` block is an error."""
 
     @app.task(base=WorkflowTask, bind=True)
     def work(self):
@@ -291,7 +293,7 @@ def test_step_outside_block(app):
 
 
 def test_w5_shared_keys(app):
-    """Two messages get the same idempotency keys from one workflow."""
+    """Two messages that enter the same workflow get the same idempotency keys from it."""
 
     @app.task(base=WorkflowTask, bind=True)
     def work(self):
@@ -304,9 +306,9 @@ def test_w5_shared_keys(app):
 
 
 def test_workflow_in_other_task(app, fund):
-    """A workflow raises RuntimeError in the message of a task that is no WorkflowTask.
+    """If a task that is no ``WorkflowTask`` calls one as a function, its workflow is refused.
 
-    If that message were given up, its steps would not be undone.
+    If the message of the calling task were given up, the steps would not be undone.
     """
 
     @app.task()
@@ -318,9 +320,9 @@ def test_workflow_in_other_task(app, fund):
 
 
 def test_undo_refused_by_guard(app, bank):
-    """An undoing task that its guard refuses becomes a dead letter.
+    """If its own guard refuses an ``undo`` task, the task fails and becomes a dead letter.
 
-    Its step stands. You can redrive it when the guard's window is over.
+    Its step is not undone. The user can redrive the dead letter when the guard's window is over.
     """
     ended = []
 
@@ -356,9 +358,9 @@ def test_undo_refused_by_guard(app, bank):
     ids=["deleted when it fails", "expires", "sent with expires"],
 )
 def test_unfit_undo_task(app, base, options, sent):
-    """A task whose end may go unnoticed is refused as an undoing task.
+    """A task that may expire, or is deleted when it fails, is refused as an ``undo`` task.
 
-    If it ended unnoticed, the other steps would stand.
+    If it disappeared, the earlier steps would never be undone.
     """
 
     @app.task(base=base, name="plain", **options)
@@ -374,7 +376,7 @@ def test_unfit_undo_task(app, base, options, sent):
 
 
 def test_called_as_function(app, fund, bank):
-    """A call as a function continues the workflow."""
+    """If a run was killed and the user calls the task as a function, the workflow goes on."""
     bank.ends = [None, KeyboardInterrupt()]
     with pytest.raises(KeyboardInterrupt):
         fund.apply(task_id="A")
@@ -383,9 +385,9 @@ def test_called_as_function(app, fund, bank):
 
 
 def test_refused_message(app, fund, bank):
-    """A message that its guard refuses takes back the steps of its earlier runs.
+    """If a guard refuses a later run of a message, the steps of the earlier run are undone.
 
-    The guard's window has ended, and another message has passed.
+    Between the two runs, the guard's window has ended and another message has passed.
     """
     guard = Guard(key="k", window=60)
 
@@ -406,8 +408,8 @@ def test_refused_message(app, fund, bank):
 
 
 def test_shared_store_secret(monkeypatch):
-    """A workflow needs a secret on a shared store."""
-    monkeypatch.delitem(sys.modules, "django.conf", raising=False)  # it has a secret
+    """If other processes can use the store, a workflow needs a secret to sign its records."""
+    monkeypatch.delitem(sys.modules, "django.conf", raising=False)  # Django's secret would be used
     app = bare_app("unsigned")
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:1/0"}
 
@@ -420,9 +422,9 @@ def test_shared_store_secret(monkeypatch):
 
 
 def test_planted_record(app, fund, bank):
-    """A planted record sends no task.
+    """If somebody changes a workflow's record in the store, no ``undo`` task is sent.
 
-    Records name the task that undoes a step, so they are signed.
+    The record names the ``undo`` tasks, so it is signed.
     """
     bank.ends = [None, KeyboardInterrupt()]
     with pytest.raises(KeyboardInterrupt):
@@ -431,5 +433,5 @@ def test_planted_record(app, fund, bank):
     for key, (text, end) in list(store._records.items()):
         store._records[key] = (text.replace("undo", "evil"), end)
     with pytest.raises(Exception, match="not signed"):
-        taken_back(app, "A")
+        run_take_back(app, "A")
     assert bank.undone == []

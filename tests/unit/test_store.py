@@ -1,4 +1,4 @@
-"""Which store a setting names, and which settings are refused."""
+"""The setting ``store``, and how the store in memory keeps records."""
 
 import re
 
@@ -12,7 +12,7 @@ from celery_sqs_backoff.store.settings import has_store, open_store, store_of
 
 
 def test_no_store():
-    """An app without a store is told how to name one."""
+    """If an app has no store, the error names the setting."""
     app = Celery(set_as_current=False)
     assert not has_store(app)
     with pytest.raises(ImproperlyConfigured, match=r"sqs_backoff\['store'\]"):
@@ -43,20 +43,21 @@ def test_no_store():
     ids=str,
 )
 def test_wrong_store(named, why):
-    """A wrong store is refused in one line that does not show the URL, and so no password."""
+    """An invalid store is refused. The error does not show the URL, which may have a password."""
     with pytest.raises(ImproperlyConfigured, match=why) as refused:
         open_store(named)
     assert "hunter2" not in str(refused.value) + repr(refused.value.__cause__)
     assert refused.value.__context__ is None or refused.value.__suppress_context__
 
 
-def test_one_url_is_one_store():
+def test_stores_in_memory():
+    """Stores in memory with the same URL are the same store."""
     assert open_store("memory://a") is open_store("memory://a")
     assert open_store("memory://a") is not open_store("memory://b")
 
 
 def test_hashed_keys():
-    """Keys are hashed and never ambiguous."""
+    """The key of a record is a hash, and records with different names have different keys."""
     records = Records(MemoryStore(), namespace="a:b")
     names = ["x" * 300, "x" * 301, "cus_A", "cus_a", "b:c", "é", "\ud800"]
     keys = {records.key("step", name) for name in names} | {
@@ -66,7 +67,8 @@ def test_hashed_keys():
     assert all(re.fullmatch("step:[0-9a-f]{64}", key) for key in keys)
 
 
-def test_memory_forgets_what_has_ended():
+def test_memory_is_freed():
+    """The store in memory deletes records whose time is over."""
     now = [0.0]
     store = MemoryStore(clock=lambda: now[0])
     for n in range(1500):

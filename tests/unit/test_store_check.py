@@ -1,4 +1,7 @@
-"""A store that cannot be used is refused by name, before the first message needs it."""
+"""A worker checks its store when it starts, before the first message needs the store.
+
+A shared store is one that several processes use, such as Redis.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from tests.support.processes import free_port
 
 @pytest.fixture(autouse=True)
 def no_django(monkeypatch):
-    """Another test of this process may have set Django up, whose SECRET_KEY would sign."""
+    """Hide the settings of Django, because its SECRET_KEY would be used to sign records."""
     monkeypatch.setattr("celery_sqs_backoff.store.settings._django_secrets", lambda: ())
 
 
@@ -35,10 +38,7 @@ def app(monkeypatch):
 
 
 def test_store_away(app, monkeypatch, caplog):
-    """A store that is away does not keep the worker from starting.
-
-    The worker asks it again, and logs when it answers.
-    """
+    """If the store does not answer, the worker starts, and tries again until the store answers."""
 
     @app.task(shared=False, base=SQSBackoffTask, name="mail", lazy=False)
     def mail(): ...
@@ -62,7 +62,7 @@ def test_store_away(app, monkeypatch, caplog):
 
 
 def test_memory_store_in_prefork(app):
-    """A prefork worker refuses a store in memory."""
+    """A prefork worker refuses a store in memory, because its processes share no memory."""
     for store in ("memory://", MemoryStore()):
         app.conf.sqs_backoff = {"store": store}
         with pytest.raises(ImproperlyConfigured, match="prefork"):
@@ -80,16 +80,17 @@ def test_memory_store_in_prefork(app):
         ({"encrypt": "fernet"}, "encrypt"),
     ],
 )
-def test_bad_settings_are_refused(app, settings, why):
+def test_invalid_setting(app, settings, why):
+    """The worker refuses an invalid ``namespace``, ``secret`` or ``encrypt``."""
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0", **settings}
     with pytest.raises(ImproperlyConfigured, match=why):
         check_offline(app)
 
 
 def test_namespace_needed():
-    """An app without a name needs a namespace on a shared store.
+    """On a shared store, an app without a name must set ``namespace``.
 
-    Otherwise two environments could silently share records.
+    Otherwise staging and production could share records without notice.
     """
     app = Celery(broker="memory://", set_as_current=False)
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0"}
@@ -102,9 +103,9 @@ def test_namespace_needed():
 
 
 def test_workflow_needs_secret(app):
-    """An app with a workflow needs a secret on a shared store.
+    """On a shared store, an app with a workflow must set ``secret``.
 
-    Otherwise each message of the workflow would be a dead letter.
+    Otherwise each message of the workflow would become a dead letter.
     """
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0"}
     check_offline(app)
@@ -119,7 +120,7 @@ def test_workflow_needs_secret(app):
 
 
 def test_unsigned_records(app):
-    """The check warns of unsigned records on a shared store."""
+    """``forgery_of`` warns if records on a shared store are not signed."""
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0"}
     assert "secret" in str(forgery_of(app))
     app.conf.sqs_backoff = {"store": "redis://127.0.0.1:6379/0", "secret": "s"}
@@ -129,15 +130,15 @@ def test_unsigned_records(app):
 
 
 def test_no_store(app):
-    """An app without a store has nothing to check."""
+    """If the app has no store, the check passes."""
     check_by_asking(app)
 
 
 @pytest.mark.parametrize("denied", ["add", "get", "replace", "delete"])
 def test_missing_right(app, denied):
-    """The worker refuses to start if the store lacks a right that runs need.
+    """The worker does not start if it lacks a right that runs need in the store.
 
-    Without UPDATE on the table, or dynamodb:GetItem, every run would fail.
+    Without UPDATE on the table, or without dynamodb:GetItem, each run would fail.
     """
 
     class Limited(MemoryStore):
@@ -148,7 +149,7 @@ def test_missing_right(app, denied):
 
     app.conf.sqs_backoff = {"store": (store := MemoryStore())}
     check_by_asking(app)
-    assert store._records == {}, "the check leaves nothing"
+    assert store._records == {}, "the check leaves no record"
     app.conf.sqs_backoff = {"store": Limited()}
     with pytest.raises(ImproperlyConfigured, match="AccessDenied"):
         check_by_asking(app)
@@ -169,9 +170,9 @@ class OneWay(Cipher):
 
 @pytest.mark.parametrize("cipher", [Cipher, OneWay()], ids=["a class", "one way"])
 def test_broken_cipher(app, cipher):
-    """The worker refuses to start with a cipher that cannot decrypt its own text.
+    """The worker does not start with a cipher that cannot decrypt what it has encrypted.
 
-    Each step would run, and then not be recorded.
+    Otherwise each step would be done but could not be recorded.
     """
     app.conf.sqs_backoff = {"store": MemoryStore(), "encrypt": Cipher()}
     check_by_asking(app)
@@ -185,7 +186,10 @@ def test_broken_cipher(app, cipher):
     "option", ["socket_timeout=-1", "socket_keepalive=1&socket_keepalive_options=x"]
 )
 def test_invalid_redis_option(app, option):
-    """The worker refuses to start with an option that only a connection shows to be invalid."""
+    """The worker does not start if an option of the Redis URL is invalid.
+
+    redis-py finds these options invalid only when it connects.
+    """
     app.conf.sqs_backoff = {
         "store": f"redis://127.0.0.1:6379?{option}",
         "namespace": "shop",
@@ -196,12 +200,10 @@ def test_invalid_redis_option(app, option):
 
 
 def test_fork_keeps_database_pools(app, monkeypatch):
-    """A pool process leaves the main process's database pools alone.
+    """A forked process has none of Django's database connection pools of the main process.
 
-    Two processes shared one connection, so their tasks failed by ``ProgrammingError``, or hung.
-    Celery closes the pools that a process has inherited, and with them the main process's
-    connections. The pools are therefore gone before any receiver of ``worker_process_init`` is
-    called.
+    Celery closes the pools that a process has inherited. This would end the connections of the
+    main process, so we remove the pools right after the fork, before Celery's code runs.
     """
     from django.db.backends.postgresql.base import DatabaseWrapper
 
@@ -216,7 +218,7 @@ def test_fork_keeps_database_pools(app, monkeypatch):
 
 
 def test_django_without_settings(monkeypatch):
-    """A store in Django is refused in one line if nothing names the settings."""
+    """A store in Django is refused if ``DJANGO_SETTINGS_MODULE`` is not set."""
     from django.conf import LazySettings
 
     monkeypatch.setattr(LazySettings, "configured", property(lambda self: False))

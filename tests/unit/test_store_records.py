@@ -1,4 +1,7 @@
-"""Records of one project in a store that others share, read or write."""
+"""The records of a project in a store that other projects may also read and write.
+
+With a secret, records are signed, so a record that somebody else has written is rejected.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def fields_of(records: Records) -> dict[str, Any]:
 
 
 def test_namespaces(store):
-    """Two environments on one store do not share records."""
+    """Two environments that use the same store do not share records."""
     staging, production = (Records(store, namespace=f"shop-{n}") for n in ("staging", "production"))
     assert staging.add("guard", "a", {"n": 1}, 60).is_new
     assert production.add("guard", "a", {"n": 2}, 60).is_new
@@ -34,7 +37,7 @@ def test_namespaces(store):
 
 
 def test_compare_and_set(store):
-    """Records replace or delete a record only in the version that was read."""
+    """A record is replaced or deleted only if it has not changed since it was read."""
     records = Records(store, secrets=["one"])
     first = records.add("guard", "a", {"n": 1}, 60)
     assert not records.add("guard", "a", {"n": 2}, 60).is_new
@@ -48,7 +51,7 @@ def test_compare_and_set(store):
 
 @pytest.mark.parametrize("planted", ["made up", 's0::{"state": "done"}', "s1:00:{}", ""])
 def test_planted_record(store, planted):
-    """A record that another writer planted is rejected."""
+    """A record that somebody else has written is rejected."""
     records = Records(store, namespace="shop", secrets=["one"])
     ours = records.add("guard", "a", {"n": 1}, 60)
     store.replace(ours.key, ours.raw, planted, 60)
@@ -60,7 +63,7 @@ def test_planted_record(store, planted):
 
 
 def test_moved_record(store):
-    """A record that was moved to another key is rejected."""
+    """A record that somebody has copied to another key is rejected."""
     records = Records(store, secrets=["one"])
     ours = records.add("guard", "a", {"n": 1}, 60)
     store.add(records.key("guard", "b"), ours.raw, 60)
@@ -69,9 +72,9 @@ def test_moved_record(store):
 
 
 def test_change_secret(store):
-    """The secret can be changed while records exist.
+    """The secret can be changed while there are records: for a time, both secrets are valid.
 
-    The names of records do not depend on it, so a message keeps its records.
+    The keys of records do not depend on the secret, so a message still finds its records.
     """
     old, new, both = (Records(store, secrets=s) for s in (["old"], ["new"], ["new", "old"]))
     old.add("guard", "a", {"n": 1}, 60)
@@ -85,7 +88,7 @@ def test_change_secret(store):
 
 
 def test_encrypted_record(store):
-    """The store shows nothing of an encrypted record."""
+    """An encrypted record shows neither its state, message and key, nor its result."""
     cipher = Fernet(Fernet.generate_key())
     records = Records(store, namespace="shop", secrets=["one"], cipher=cipher)
     message = records.digest("message", "mail", "task-id")
@@ -96,7 +99,7 @@ def test_encrypted_record(store):
 
 
 def test_switch_encryption(store):
-    """Encryption can be switched on, but not off."""
+    """Encryption can be switched on while there are records, but it cannot be switched off."""
     plain, sealed = Records(store), Records(store, cipher=Fernet(Fernet.generate_key()))
     record = plain.add("guard", "a", {"n": 1}, 60)
     assert fields_of(sealed) == {"n": 1}
@@ -106,9 +109,9 @@ def test_switch_encryption(store):
 
 
 def test_repeated_write(store):
-    """A repeated write succeeds if its first answer was lost.
+    """If the same write is made twice, both succeed.
 
-    A client library may send a call twice.
+    A client library repeats a write if the answer to the first one is lost.
     """
     records = Records(store)
     record = records.add("guard", "a", {"n": 1}, 60)
@@ -119,7 +122,7 @@ def test_repeated_write(store):
 
 @pytest.mark.parametrize("planted", ["[1]", "5", "{", "e1:x"])
 def test_invalid_json(store, planted):
-    """A record that is not JSON of ours is rejected."""
+    """A record whose content is not a JSON object is rejected, even if records are not signed."""
     records = Records(store)
     store.add(records.key("guard", "a"), f"s0::{planted}", 60)
     with pytest.raises(RecordRejected):
