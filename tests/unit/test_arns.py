@@ -1,4 +1,4 @@
-"""The Region that a queue's URL names."""
+"""Reading the AWS Region from the URL of a queue."""
 
 import pytest
 
@@ -22,5 +22,5 @@ HOSTS = {
 
 @pytest.mark.parametrize(("host", "region"), HOSTS.items(), ids=HOSTS)
 def test_region_of_host(host, region):
-    """The Region is read from the name of the host."""
+    """``region_of`` finds the Region in the host's name, and returns None if it has none."""
     assert region_of(host) == region

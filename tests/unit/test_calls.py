@@ -1,4 +1,4 @@
-"""The port to SQS: whatever happens in a call is a result."""
+"""``Calls`` makes the calls to SQS. It returns each failure as a result and never raises."""
 
 import botocore.exceptions
 import pytest
@@ -13,7 +13,7 @@ URL = "https://sqs.example/1/q"
 
 
 class Client:
-    """Answers every call with `respond`, or raises what that raises."""
+    """An SQS client that answers each call by calling ``respond``, which may raise."""
 
     def __init__(self, respond):
         self.requests = []
@@ -39,7 +39,7 @@ def responding(response):
 
 
 def all_results(client):
-    """Call everything once; return the failures, `None` for each success."""
+    """Make each kind of call once. Return the failure of each, or None if it succeeded."""
     calls = Calls(client, URL)
     received = calls.receive(max_messages=1, wait_seconds=0)
     attributes = calls.attributes()
@@ -76,7 +76,7 @@ EXCEPTIONS = [
 
 
 def test_exceptions():
-    """Every exception of a client becomes a failure of the call."""
+    """Whatever exception the client raises, ``Calls`` returns it as a failure of the whole call."""
     assert len(EXCEPTIONS) > 90
     for cls in EXCEPTIONS:
         results = all_results(raising(an_instance(cls)))
@@ -100,13 +100,13 @@ json_like = st.recursive(
 
 @given(json_like)
 def test_malformed_response(response):
-    """A malformed response gives a result for each call."""
+    """Each call returns a result even if SQS's response is malformed."""
     assert len(all_results(responding(response))) == 5
 
 
 @given(json_like, json_like, json_like)
 def test_malformed_error(error, metadata, status):
-    """A malformed error becomes a failure."""
+    """A ``ClientError`` with a malformed response is returned as a failure."""
     response = {"Error": error, "ResponseMetadata": metadata}
     exc = ClientError({}, "x")
     exc.response = response if status else status
@@ -114,7 +114,7 @@ def test_malformed_error(error, metadata, status):
 
 
 def test_listed_as_successful():
-    """Only entries that SQS lists as successful have succeeded."""
+    """In a batch, only the entries that SQS lists as successful count as done."""
     client = responding({"Successful": [{"Id": "1"}], "Failed": [{"Id": "2", "Code": "A.B"}]})
     not_listed, done, failed = Calls(client, URL).delete(["a", "b", "c"])
     assert not_listed.may_have_been_done
@@ -124,14 +124,14 @@ def test_listed_as_successful():
 
 @pytest.mark.parametrize("response", [{}, {"Successful": []}], ids=["empty", "empty list"])
 def test_empty_200(response):
-    """A 200 with an empty body is in doubt."""
+    """If SQS answers 200 with an empty body, the message may or may not have been sent."""
     [sent] = Calls(responding(response), URL).send([{"MessageBody": "b"}])
     assert sent.failure.kind is Kind.IN_DOUBT
 
 
 @pytest.mark.parametrize("code", ["ExpiredToken", "SignatureDoesNotMatch", "InvalidClientTokenId"])
 def test_expired_credentials(code):
-    """Expired credentials are refreshed, and the call is repeated."""
+    """If SQS says that the credentials expired, ``Calls`` refreshes them and calls again."""
     expired = raising(ClientError({"Error": {"Code": code}}, "x"))
     clients = [expired]
     calls = Calls(
@@ -145,7 +145,7 @@ def test_expired_credentials(code):
 
 
 def test_still_expired():
-    """Credentials that stay expired are refreshed once per call."""
+    """If the credentials stay expired after a refresh, the call fails without a second refresh."""
     client, refreshed = raising(RuntimeError("still expired")), []
     calls = Calls(client, URL, refresh=lambda: refreshed.append(1))
     [failure] = calls.delete(["h"])
@@ -154,7 +154,7 @@ def test_still_expired():
 
 
 def test_failed_refresh():
-    """A failed refresh of the credentials becomes a failure."""
+    """If the refresh of the credentials raises, the call returns a failure."""
 
     def refresh():
         raise OSError("no token file")
@@ -165,7 +165,7 @@ def test_failed_refresh():
 
 
 def test_missing_permission():
-    """A call without the permission for it does not refresh the credentials."""
+    """If SQS denies a call for lack of a permission, the credentials are not refreshed."""
     refreshed = []
     client = raising(ClientError({"Error": {"Code": "AccessDenied"}}, "x"))
     [failure] = Calls(client, URL, refresh=lambda: refreshed.append(1)).delete(["h"])
@@ -173,7 +173,7 @@ def test_missing_permission():
 
 
 def test_nothing_to_delete():
-    """An empty batch makes no call."""
+    """``Calls`` makes no call for an empty batch."""
     client = responding({})
     assert Calls(client, URL).delete([]) == []
     assert client.requests == []

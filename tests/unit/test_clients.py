@@ -1,4 +1,8 @@
-"""The worker's boto clients: few, with kombu's credentials, and with newer ones in time."""
+"""The boto3 clients that a worker makes for its queues, and how it renews their credentials.
+
+A queue has two clients. One polls for messages. The other settles them: it deletes a message,
+hides it, or keeps it hidden.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +31,20 @@ BASE = "http://127.0.0.1:9/0"
 
 
 def channel_of(queues: dict[str, dict[str, Any]], **options: Any) -> Any:
-    """kombu's channel; it makes no call as long as all queues are predefined."""
+    """Return a kombu channel. It makes no call to SQS, because all its queues are predefined."""
     predefined = {name: {"url": f"{BASE}/{name}", **q} for name, q in queues.items()}
     options = {"region": "us-east-1", "is_secure": False, "predefined_queues": predefined} | options
     return Connection("sqs://key:secret@127.0.0.1:9//", transport_options=options).channel()
 
 
-def attached(channel: Any, **options: Any) -> Clients:
+def make_clients(channel: Any, **options: Any) -> Clients:
     clients = Clients(**options)
     clients.attach(channel)
     return clients
 
 
 def client_of(clients: Clients, url: str) -> Any:
-    """Return the client that settles messages of a queue, made by now."""
+    """Return the client that settles the messages of a queue."""
     return clients.settling(url)._client()
 
 
@@ -50,7 +54,7 @@ def access_key(client: Any) -> str:
 
 @pytest.mark.hazard("H18")
 def test_settling_client():
-    """The settling client uses the same account as the given client, with short timeouts."""
+    """The client that settles messages has the account of the given client, but short timeouts."""
     session = boto3.Session(
         aws_access_key_id="a", aws_secret_access_key="b", region_name="eu-north-1"
     )
@@ -64,7 +68,7 @@ def test_settling_client():
 
 
 class Drip(BaseHTTPRequestHandler):
-    """A server that takes long to respond, and keeps no client waiting for the next byte."""
+    """A server that sends a response for 10 seconds, one byte at a time without a long pause."""
 
     def do_POST(self) -> None:
         self.send_response(200)
@@ -76,7 +80,7 @@ class Drip(BaseHTTPRequestHandler):
                     break
 
     def log_message(self, *args: Any) -> None:
-        """Leave pytest its output."""
+        """Print nothing."""
 
 
 @pytest.fixture
@@ -93,25 +97,25 @@ def dripping():
 
 @pytest.mark.parametrize("kind", ["polling", "settling"])
 def test_dripping_response(monkeypatch, dripping, kind):
-    """A call ends in time even if its response arrives one byte at a time.
+    """A call times out even if its response keeps arriving one byte at a time.
 
-    A queue has one call about visibility at a time, so a hanging call would let all its leases
-    expire.
+    For each queue the worker makes one call at a time that keeps messages hidden. If this call
+    hung, the messages of running tasks would be received again.
     """
     monkeypatch.setattr(clients_module, f"_{kind.upper()}_SECONDS", 0.1)
     options = {"region": "us-east-1", "is_secure": False}
     url = f"http://{dripping}/0/q"
     options["predefined_queues"] = {"q": {"url": url}}
     channel = Connection(f"sqs://key:secret@{dripping}//", transport_options=options).channel()
-    client = getattr(attached(channel)._pair(url), kind)
+    client = getattr(make_clients(channel)._pair(url), kind)
     with pytest.raises(ReadTimeoutError):
         client.receive_message(QueueUrl=url)
 
 
 def test_no_thread_left(monkeypatch):
-    """A call is made in the calling thread if no thread is left for it.
+    """If the system allows no further thread, a call is made in the calling thread.
 
-    Otherwise the worker would renew and settle nothing. botocore's own timeouts end the call.
+    Then only botocore's timeouts end the call, but the worker can still settle messages.
     """
     monkeypatch.setattr(clients_module, "call_in_time", lambda call, seconds: None)
     session = SimpleNamespace(send=lambda request: f"response to {request.body}")
@@ -122,7 +126,7 @@ def test_no_thread_left(monkeypatch):
 def test_shared_clients():
     """Queues with the same credentials and Region share their clients."""
     channel = channel_of({"a": {}, "b": {}, "c": {"access_key_id": "other"}, "d": {"region": "r"}})
-    clients = attached(channel)
+    clients = make_clients(channel)
     a, b, c, d = (client_of(clients, f"{BASE}/{name}") for name in "abcd")
     assert a is b
     assert len({a, c, d}) == 3
@@ -131,8 +135,8 @@ def test_shared_clients():
 
 
 def test_polling_client():
-    """Long polls and settling calls share no connection."""
-    clients = attached(channel_of({"a": {}}))
+    """Long polls and the calls that settle messages use separate connections."""
+    clients = make_clients(channel_of({"a": {}}))
     pair = clients._pair(f"{BASE}/a")
     assert pair.polling._endpoint.http_session is not pair.settling._endpoint.http_session
     assert pair.polling.meta.config.read_timeout > 20
@@ -140,21 +144,21 @@ def test_polling_client():
 
 
 def test_custom_channel(monkeypatch):
-    """Our clients have the key, Region and certificate authority of a custom channel's clients."""
+    """If a user changes how kombu makes clients, ours have the same key, Region and CA file."""
 
     def new_sqs_client(self, region, *args, **kwargs):
         session = boto3.Session("custom", "secret", region_name="eu-west-1")
         return session.client("sqs", endpoint_url="https://127.0.0.1:9", verify="/corp/ca.pem")
 
     monkeypatch.setattr(Channel, "new_sqs_client", new_sqs_client)
-    pair = attached(channel_of({"a": {}}))._pair(f"{BASE}/a")
+    pair = make_clients(channel_of({"a": {}}))._pair(f"{BASE}/a")
     for client in (pair.polling, pair.settling):
         assert (access_key(client), client.meta.region_name) == ("custom", "eu-west-1")
         assert client._endpoint.http_session._verify == "/corp/ca.pem"
 
 
 def test_refresh_credentials(monkeypatch):
-    """Refused credentials are fetched anew, but not at each call."""
+    """``refresh`` makes a client with new credentials, unless the client was made just before."""
     keys = iter(["first", "second", "third"])
     make = Channel.new_sqs_client
     monkeypatch.setattr(
@@ -162,18 +166,18 @@ def test_refresh_credentials(monkeypatch):
     )
     now = [0.0]
     monkeypatch.setattr(clients_module, "monotonic", lambda: now[0])
-    clients, url = attached(channel_of({"a": {}})), f"{BASE}/a"
+    clients, url = make_clients(channel_of({"a": {}})), f"{BASE}/a"
     assert access_key(client_of(clients, url)) == "first"
     clients.refresh(url)
-    assert access_key(client_of(clients, url)) == "first", "it was made just now"
+    assert access_key(client_of(clients, url)) == "first", "the client was made just before"
     now[0] = 10.0
     clients.refresh(url)
     assert access_key(client_of(clients, url)) == "second"
-    clients.refresh(f"{BASE}/nobody-has-asked-for-it")
+    clients.refresh(f"{BASE}/unknown-queue")
 
 
 class Sts:
-    """Hands out tokens of one role after the other; time passes by hand."""
+    """A fake of AWS STS. It numbers the tokens of each role, and ``age`` makes a token older."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lifetime_seconds: float = 900) -> None:
         self.now = datetime.now(timezone.utc)
@@ -201,12 +205,12 @@ class Sts:
 
 
 def test_token_renewed(monkeypatch):
-    """A role's token is renewed before it expires.
+    """A role's token is renewed shortly before it expires, and not at each call.
 
-    botocore's own margins, 15 and 10 minutes, would renew a token of 15 minutes at each call.
+    botocore renews a token in its last 15 minutes. This token lives for only 15 minutes.
     """
     sts = Sts(monkeypatch)
-    client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
+    client = client_of(make_clients(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
     assert [access_key(client) for _ in range(3)] == ["r-1"] * 3
     sts.age(client, 500)
     assert access_key(client) == "r-1"
@@ -216,13 +220,13 @@ def test_token_renewed(monkeypatch):
 
 
 def test_hanging_renewal(monkeypatch):
-    """A renewal that hangs delays no call while the old token is valid.
+    """While the old token is valid, no call waits for STS to answer with a new one.
 
-    The thread that makes the call may be the one that renews a queue's messages.
+    The delayed call might be the one that keeps messages hidden.
     """
     monkeypatch.setattr(clients_module, "_WITH_GOOD_SECONDS", 0.01)
     sts = Sts(monkeypatch)
-    client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
+    client = client_of(make_clients(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
     fetch, release = Channel.generate_sts_session_token, threading.Event()
 
     def hang(*args):
@@ -239,7 +243,7 @@ def test_hanging_renewal(monkeypatch):
 
 
 class HangingSource:
-    """Where credentials come from: silent for so long as a test likes."""
+    """A source of credentials that answers only after the test has set ``answers``."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -279,8 +283,8 @@ def hanging():
     source.answers.set()
 
 
-def in_time(call: Any) -> Any:
-    """The result of a call that must not hang; else the test would."""
+def call_in_five_seconds(call: Any) -> Any:
+    """Return the result of a call. Fail if the call takes more than 5 seconds."""
     future = threads.call_in_time(call, seconds=5)
     assert future is not None
     assert future.done(), "it hangs"
@@ -288,14 +292,14 @@ def in_time(call: Any) -> Any:
 
 
 def test_expired_token(monkeypatch, hanging):
-    """With an expired token that cannot be renewed, calls fail in time and do not hang.
+    """If a token has expired and STS does not answer, calls fail soon instead of hanging.
 
-    A poller that hangs makes its worker unhealthy, and a restart brings no token either.
+    A worker whose polls hang counts as unhealthy. A restart would not bring a token either.
     """
     sts = Sts(monkeypatch)
     now = [0.0]
     monkeypatch.setattr(clients_module, "monotonic", lambda: now[0])
-    clients = attached(channel_of({"a": {}}, sts_role_arn="r"))
+    clients = make_clients(channel_of({"a": {}}, sts_role_arn="r"))
     url = f"{BASE}/a"
     client = client_of(clients, url)
     monkeypatch.setattr(Channel, "generate_sts_session_token", hanging.token)
@@ -303,13 +307,13 @@ def test_expired_token(monkeypatch, hanging):
     sts.age(client, 1000)
     now[0] = 60.0
     for port in (clients.settling(url), clients.polling(url)):
-        failure = in_time(port.attributes)
+        failure = call_in_five_seconds(port.attributes)
         assert isinstance(failure, Failure)
         assert (failure.kind, failure.code) == (
             Kind.CREDENTIALS_LATE,
             "CredentialsNotRenewed (no answer)",
         )
-    assert client_of(clients, url) is client, "new clients would be asking the same STS"
+    assert client_of(clients, url) is client, "a new client would ask the same STS"
     assert hanging.asked == 1
     hanging.answers.set()
     eventually(lambda: has_new_key(clients, url))
@@ -317,10 +321,7 @@ def test_expired_token(monkeypatch, hanging):
 
 @pytest.mark.parametrize("role", [True, False], ids=["sts_role_arn", "web identity"])
 def test_no_first_token(monkeypatch, hanging, role):
-    """Calls fail in time and do not hang when the first token does not arrive.
-
-    Clients that are made anew while STS hangs have no old token to use.
-    """
+    """If STS does not answer with a first token, calls fail soon instead of hanging."""
     monkeypatch.setattr(clients_module, "_WITHOUT_SECONDS", 0.1)
     monkeypatch.setattr(Channel, "generate_sts_session_token", hanging.token)
     if not role:
@@ -334,10 +335,10 @@ def test_no_first_token(monkeypatch, hanging, role):
             return client
 
         monkeypatch.setattr(Channel, "new_sqs_client", with_deferred)
-    clients = attached(channel_of({"a": {}}, **({"sts_role_arn": "r"} if role else {})))
+    clients = make_clients(channel_of({"a": {}}, **({"sts_role_arn": "r"} if role else {})))
     port = clients.settling(f"{BASE}/a")
     for _ in range(2):
-        failure = in_time(port.attributes)
+        failure = call_in_five_seconds(port.attributes)
         assert isinstance(failure, Failure)
         assert (failure.kind, failure.code) == (
             Kind.CREDENTIALS_LATE,
@@ -358,12 +359,12 @@ def test_no_first_token(monkeypatch, hanging, role):
     ids=["silent", "not reached", "refuses"],
 )
 def test_sts_error(monkeypatch, error, code):
-    """An error of STS is not reported as an error of SQS.
+    """If STS fails, the failure of the call does not look like a failure of SQS.
 
-    SQS may carry out a call that times out, or deny it. A call without a token was never sent.
+    After a timeout of SQS, the call may have been carried out. A call without a token was not sent.
     """
     sts = Sts(monkeypatch)
-    clients, url = attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a"
+    clients, url = make_clients(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a"
 
     def fail(*_):
         raise error
@@ -376,16 +377,16 @@ def test_sts_error(monkeypatch, error, code):
         Kind.CREDENTIALS_LATE,
         f"CredentialsNotRenewed ({code})",
     )
-    assert not read_queue(clients.settling(url), url).is_read, "nothing is assumed of the queue"
+    assert not read_queue(clients.settling(url), url).is_read, "its attributes are not known"
 
 
 def test_token_expires_in_renewal(monkeypatch):
-    """A token that expires while its renewal fails is not used.
+    """If a token expires while its renewal fails, the call fails and does not use the token.
 
-    botocore swallows the error of a renewal that began while the token was valid.
+    botocore ignores the error of a renewal that began while the token was valid.
     """
     sts = Sts(monkeypatch)
-    client = client_of(attached(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
+    client = client_of(make_clients(channel_of({"a": {}}, sts_role_arn="r")), f"{BASE}/a")
 
     begun, fails = threading.Event(), threading.Event()
 
@@ -406,13 +407,13 @@ def test_token_expires_in_renewal(monkeypatch):
 
 
 def test_two_roles(monkeypatch):
-    """The tokens of two queues with two roles are both renewed.
+    """If two queues have two roles, the tokens of both roles are renewed.
 
-    kombu remembers one expiry for all queues, so it renews only one of them.
+    kombu remembers one expiry time for all queues, so it would renew only one token.
     """
     sts = Sts(monkeypatch)
     channel = channel_of({"a": {"sts_role_arn": "ra"}, "b": {}, "c": {}}, sts_role_arn="r")
-    clients = attached(channel)
+    clients = make_clients(channel)
     a, b, c = (client_of(clients, f"{BASE}/{name}") for name in "abc")
     assert b is c
     for client in (a, b):
@@ -421,25 +422,25 @@ def test_two_roles(monkeypatch):
 
 
 def test_closed_channel(monkeypatch):
-    """A token is renewed even if the channel is closed.
+    """A token is renewed even if Celery's connection is closed.
 
-    Tasks end, and are settled, while Celery has no connection.
+    Tasks may end while Celery has no connection, and the worker settles their messages.
     """
     sts = Sts(monkeypatch)
     channel = channel_of({"a": {}}, sts_role_arn="r")
-    client = client_of(attached(channel), f"{BASE}/a")
+    client = client_of(make_clients(channel), f"{BASE}/a")
     channel.close()
     sts.age(client, 890)
     assert access_key(client) == "r-2"
 
 
 def test_other_queue_unaffected(monkeypatch, hanging):
-    """A role whose token does not arrive delays no other queue."""
+    """If STS does not answer for the role of one queue, other queues do not wait."""
     monkeypatch.setattr(Channel, "generate_sts_session_token", hanging.token)
-    clients = attached(channel_of({"a": {"sts_role_arn": "r"}, "b": {}}))
+    clients = make_clients(channel_of({"a": {"sts_role_arn": "r"}, "b": {}}))
     waits = threads.call_in_time(lambda: client_of(clients, f"{BASE}/a"), seconds=0.1)
-    in_time(lambda: clients.refresh(f"{BASE}/b"))
-    assert access_key(in_time(lambda: client_of(clients, f"{BASE}/b"))) == "key"
+    call_in_five_seconds(lambda: clients.refresh(f"{BASE}/b"))
+    assert access_key(call_in_five_seconds(lambda: client_of(clients, f"{BASE}/b"))) == "key"
     assert waits is not None
     assert not waits.done()
     hanging.answers.set()

@@ -1,4 +1,4 @@
-"""What a dead letter carries, within SQS's limits."""
+"""The record on a dead letter says why the message was given up. It fits within SQS's limits."""
 
 import json
 
@@ -34,7 +34,7 @@ def record(**facts):
     return DeadLetterRecord(**{**defaults, **facts})
 
 
-def read(attributes):
+def record_in(attributes):
     return json.loads(attributes[ATTRIBUTE_NAME]["StringValue"])
 
 
@@ -50,13 +50,13 @@ def test_own_attributes_kept():
     own = {"trace": TEXT, "raw": {"DataType": "Binary", "BinaryValue": b"\0\xff"}}
     attributes = with_record("{}", own, record())
     assert {k: v for k, v in attributes.items() if k != ATTRIBUTE_NAME} == own
-    assert read(attributes)["reason"] == "retry_for is over"
+    assert record_in(attributes)["reason"] == "retry_for is over"
 
 
 def test_empty_lists():
-    """A dead letter omits the empty lists that a receive returns.
+    """A dead letter leaves out ``StringListValues`` and ``BinaryListValues`` of its attributes.
 
-    SendMessage refuses StringListValues, which some servers return with every attribute.
+    Some SQS-compatible servers return these with each attribute, but SendMessage refuses them.
     """
     own = {"trace": {**TEXT, "StringListValues": [], "BinaryListValues": []}}
     assert with_record("{}", own, record())["trace"] == TEXT
@@ -71,15 +71,17 @@ def test_empty_lists():
     ],
 )
 def test_texts_left_out(room, left_out):
-    """Texts that do not fit are left out, the longest first."""
+    """If there is too little room, the record leaves out the traceback, then the error's text."""
     body = "b" * (MAX_MESSAGE_BYTES - room)
     attributes = with_record(body, {}, record(exception_message="m" * 900, traceback="t" * 5_000))
     assert len(body) + size(attributes) <= MAX_MESSAGE_BYTES
-    assert [n for n in ("exception_message", "traceback") if n not in read(attributes)] == left_out
+    assert [
+        n for n in ("exception_message", "traceback") if n not in record_in(attributes)
+    ] == left_out
 
 
 def test_legal_characters():
-    """A record writes any text in characters that SQS accepts.
+    """A record holds any text, written in characters that SQS accepts.
 
     SQS refuses U+FFFE, lone surrogates and most control characters.
     """
@@ -89,24 +91,21 @@ def test_legal_characters():
 
 
 def test_forged_attribute():
-    """A dead letter replaces an attribute that a sender gave our attribute's name.
-
-    Senders may use any name, and the attribute of a live message is never the library's own.
-    """
+    """If the sender used the name of our attribute, the record replaces the sender's value."""
     own = {ATTRIBUTE_NAME: {"DataType": "String", "StringValue": '{"reason": "forged"}'}}
-    assert read(with_record("{}", own, record()))["reason"] == "retry_for is over"
+    assert record_in(with_record("{}", own, record()))["reason"] == "retry_for is over"
 
 
 def test_long_names():
-    """Long names from the message do not make the record too big.
+    """The record shortens long texts that come from the message.
 
-    The sender chooses the task's name. It may have up to 1 MiB, and the record holds it twice.
+    The sender chooses the name and ID of the task, which may fill the whole message.
     """
     forged = record(task="x" * 600_000, reason="not understood: " + "x" * 600_000, id="i" * 9_000)
-    found = read(with_record("b" * 650_000, {}, forged))
+    found = record_in(with_record("b" * 650_000, {}, forged))
     assert found["task"] == "x" * 500
     assert len(json.dumps(found)) < 4_000
-    assert len(read(with_record("", {}, record(traceback="f" * 50_000)))["traceback"]) < 6_100
+    assert len(record_in(with_record("", {}, record(traceback="f" * 50_000)))["traceback"]) < 6_100
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
@@ -138,26 +137,28 @@ def test_limits_of_sqs(own, text, room, character):
         assert (ATTRIBUTE_NAME in sent) is (len(own) < 10)
 
 
-# Reading
+# Reading a record
 
 
-def dead(text, **system):
+def message_with_record(text, **system):
     attribute = {"DataType": "String", "StringValue": text}
     return {"MessageAttributes": {ATTRIBUTE_NAME: attribute}, "Attributes": system}
 
 
 def test_round_trip():
-    """A record reads as it was written."""
+    """``read_record`` returns the record that ``with_record`` has written."""
     written = record(due_at=3.5)
     assert read_record({"MessageAttributes": with_record("{}", {"own": TEXT}, written)}) == written
 
 
 def test_record_on_moved_message():
-    """A record on a message that SQS moved is ignored.
+    """If SQS itself moved a message to the dead-letter queue, the message's record is ignored.
 
-    Our worker sends dead letters and only SQS moves messages, so the record came from the sender.
+    A worker sends a dead letter as a new message. So this record is the sender's invention.
     """
-    moved = dead('{"reason": "parked"}', DeadLetterQueueSourceArn="arn:aws:sqs:eu-west-1:1:mails")
+    moved = message_with_record(
+        '{"reason": "parked"}', DeadLetterQueueSourceArn="arn:aws:sqs:eu-west-1:1:mails"
+    )
     assert read_record(moved) is None
 
 
@@ -168,17 +169,17 @@ def test_record_on_moved_message():
         {"MessageAttributes": None},
         {"MessageAttributes": {ATTRIBUTE_NAME: None}},
         {"MessageAttributes": {ATTRIBUTE_NAME: {"DataType": "Binary", "BinaryValue": b"{}"}}},
-        dead(""),
-        dead("[]"),
-        dead("null"),
-        dead("{"),
-        dead("[" * 500_000),
-        dead('{"a":' * 100_000 + "1" + "}" * 100_000),
+        message_with_record(""),
+        message_with_record("[]"),
+        message_with_record("null"),
+        message_with_record("{"),
+        message_with_record("[" * 500_000),
+        message_with_record('{"a":' * 100_000 + "1" + "}" * 100_000),
     ],
     ids=range(10),
 )
 def test_not_a_record(message):
-    """A message without a valid record reads as None."""
+    """``read_record`` returns None for a message without a valid record."""
     assert read_record(message) is None
 
 
@@ -206,11 +207,12 @@ def test_not_a_record(message):
     ids=lambda value: str(value)[:30],
 )
 def test_invalid_field(field, value, read_as):
-    """An invalid field of a record reads as missing."""
-    assert getattr(read_record(dead(f'{{"{field}": {value}}}')), field) == read_as
+    """A field of a record with an invalid value is read as if it were missing."""
+    assert getattr(read_record(message_with_record(f'{{"{field}": {value}}}')), field) == read_as
 
 
 @given(st.text() | st.recursive(st.none() | st.floats() | st.text(), st.lists).map(json.dumps))
 def test_reading_never_raises(text):
-    read_record(dead(text))
-    read_record(dead(f'{{"attempts": {text}, "task": {text}}}'))
+    """``read_record`` never raises, whatever text the attribute holds."""
+    read_record(message_with_record(text))
+    read_record(message_with_record(f'{{"attempts": {text}, "task": {text}}}'))

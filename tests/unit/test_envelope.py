@@ -1,4 +1,4 @@
-"""What can be told of a task without its arguments."""
+"""Reading a Celery message from its SQS body: the task's name, ID and expiry, and its arguments."""
 
 import base64
 import json
@@ -12,7 +12,7 @@ from celery_sqs_backoff.sqs.envelope import arguments, iso_time, read_envelope, 
 
 
 def message(*, encode=True, serializer="json", **options):
-    """A message's body, as Celery and kombu write it."""
+    """Return the body that Celery and kombu give to SQS."""
     app = Celery("envelope", set_as_current=False, broker="memory://")
     amqp = app.amqp.as_task_v2("42", "mails.send", args=[7], kwargs={"x": "secret"}, **options)
     content_type, content_encoding, body = dumps(amqp.body, serializer=serializer)
@@ -29,7 +29,7 @@ def message(*, encode=True, serializer="json", **options):
 
 @pytest.mark.parametrize("encode", [True, False], ids=["base64", "plain"])
 def test_celery_message(encode):
-    """An envelope shows the task, ID and expiry of a Celery message."""
+    """``read_envelope`` finds the task's name, ID and expiry, and shows none of its arguments."""
     envelope = read_envelope(message(encode=encode, expires=3600))
     assert (envelope.task, envelope.id, envelope.is_json) == ("mails.send", "42", True)
     assert envelope.expires is not None
@@ -39,7 +39,7 @@ def test_celery_message(encode):
 
 
 def test_pickled_message(monkeypatch):
-    """A pickled message is shown as such and never unpickled."""
+    """The envelope says that a message is pickled, and its arguments are never unpickled."""
     body = message(serializer="pickle")
     monkeypatch.setattr(pickle, "loads", lambda *_: pytest.fail("unpickled"))
     envelope = read_envelope(body)
@@ -52,9 +52,9 @@ def test_pickled_message(monkeypatch):
 
 
 def test_deeply_nested_arguments():
-    """Arguments with endless nesting are not decoded.
+    """``arguments`` returns None if they are nested too deeply for the JSON parser.
 
-    One such message ended ``sqs-peek --json --arguments``.
+    An exception would end ``sqs-peek --json --arguments`` at this message.
     """
     deep = "[" * 100_000 + "]" * 100_000
     body = {"content-type": "application/json", "headers": {"task": "a"}, "body": deep}
@@ -75,7 +75,7 @@ def test_deeply_nested_arguments():
     ],
 )
 def test_foreign_message(body):
-    """Any other body is not a Celery message."""
+    """A body that is not a Celery message has no envelope and no arguments."""
     assert read_envelope(body) is None
     assert arguments(body) is None
     if not body.startswith('{"headers'):
@@ -85,7 +85,7 @@ def test_foreign_message(body):
 
 @pytest.mark.parametrize("encode", [True, False], ids=["base64", "plain"])
 def test_replace_headers(encode):
-    """Replacing headers keeps the rest of the message."""
+    """``with_headers`` replaces the given headers and keeps the rest of the message."""
     body = message(encode=encode, expires=3600)
     changed = with_headers(body, expires=iso_time(1_000_000_000))
     assert changed.startswith("{") is not encode

@@ -1,4 +1,4 @@
-"""A task that is not due: what SQS delays, and which receives were spent on waiting."""
+"""Tasks with an ETA or a countdown: how SQS delays them, and which receives come too early."""
 
 from datetime import datetime, timezone
 
@@ -28,19 +28,23 @@ def test_invalid_eta(header):
     ("eta", "first_received_at", "spent"),
     [
         (900, None, 0),
-        (910, None, 0),  # the worker waits for so little itself
-        (1_000, None, 1),  # SQS has delayed it for 900 seconds, as far as is known
+        (910, None, 0),  # the worker holds a message that is due within 15 seconds
+        (1_000, None, 1),  # SQS delayed it for 900 seconds at the most
         (44_000, None, 1),
         (45_000, None, 2),
         (7 * 86_400, None, 14),
-        (60, 0, 1),  # a FIFO queue, or a sender that did not ask SQS for a delay: hidden at once
+        (60, 0, 1),  # SQS did not delay it: the queue is FIFO, or the sender did not ask
         (7_200, 900, 1),
-        (7_200, 7_190, 0),  # the worker waits for so little itself
-        (7_200, 7_300, 0),  # no worker was there before it was due
+        (7_200, 7_190, 0),  # the worker holds a message that is due within 15 seconds
+        (7_200, 7_300, 0),  # no worker received it before it was due
     ],
 )
 def test_receives_spent_on_waiting(eta, first_received_at, spent):
-    """A run is not taken for a wait, nor a wait for a run, whoever sent the message."""
+    """The worker computes how many receives came before the ETA. These do not count as runs.
+
+    SQS delays a message for up to 900 seconds after the send, and the worker hides it for up to 12
+    hours after each receive.
+    """
     attributes = {"SentTimestamp": "0", "ApproximateReceiveCount": "20"}
     if first_received_at is not None:
         attributes["ApproximateFirstReceiveTimestamp"] = str(first_received_at * 1000)
@@ -53,7 +57,7 @@ def test_receives_spent_on_waiting(eta, first_received_at, spent):
 
 @pytest.fixture
 def sent(monkeypatch):
-    """What tasks hand to Celery for publishing."""
+    """Collect the options with which tasks are published."""
     options = []
     monkeypatch.setattr(
         "celery.app.task.Task.apply_async", lambda self, *a, **o: options.append(o) or o
@@ -75,19 +79,22 @@ def a_task(broker="sqs://"):
     ("broker", "options", "own", "asked"),
     [
         ("sqs://", {"countdown": 60}, None, 60),
-        ("sqs://", {"countdown": 1.9}, None, 1),  # never too long
+        ("sqs://", {"countdown": 1.9}, None, 1),  # rounded down, so that it is never late
         ("sqs://", {"countdown": 0.9}, None, None),
         ("sqs://", {"countdown": 901}, None, 900),
         ("sqs://", {"eta": datetime(2100, 1, 1, tzinfo=timezone.utc)}, None, 900),
         ("sqs://", {}, None, None),
         ("sqs://", {"countdown": 60, "queue": "mail.fifo"}, None, None),
-        ("sqs://", {"countdown": 60}, "mail.fifo", None),  # kombu would warn at each call
+        ("sqs://", {"countdown": 60}, "mail.fifo", None),  # the task's own queue is a FIFO queue
         ("memory://", {"countdown": 60}, None, None),
         ("redis://", {"countdown": 60}, None, None),
     ],
 )
 def test_sqs_delay_seconds(sent, broker, options, own, asked):
-    """SQS delays as far as it can, but on no FIFO queue, and other brokers do not."""
+    """A task with a countdown or ETA asks SQS for a delay of up to 900 seconds.
+
+    It does not ask on a FIFO queue, where kombu would warn, or if the broker is not SQS.
+    """
     mail = a_task(broker)
     type(mail).queue = own
     mail.apply_async(**options)
@@ -96,10 +103,7 @@ def test_sqs_delay_seconds(sent, broker, options, own, asked):
 
 
 def test_router_gets_task(sent):
-    """A router gets the task as Celery passes it.
-
-    A router that uses the task, as it can with ``delay()``, failed for each call with a countdown.
-    """
+    """If a task with a countdown is routed by a function, the function gets the task."""
     mail = a_task()
     type(mail).home = "mail.fifo"
     mail.app.conf.task_routes = (lambda *args, task=None, **kwargs: {"queue": task.home},)

@@ -1,7 +1,8 @@
-"""The strict fake SQS: each rule, with where it is from.
+"""The fake SQS of our tests does and refuses the same as SQS.
 
-[D] the page of AWS that says so; [R] an answer of AWS recorded in LocalStack's tests
-(``@markers.aws.validated`` in tests/aws/services/sqs, at 8b9a79f0); [I] an issue that shows it.
+Each rule names its source. [D] is one of the pages of AWS listed below. [R] is an answer of AWS
+recorded in LocalStack's tests (``@markers.aws.validated`` in tests/aws/services/sqs, at 8b9a79f0).
+[I] is an issue on GitHub.
 
 - visibility: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-visibility-timeout.html
 - messages, queues: .../SQSDeveloperGuide/quotas-messages.html, .../quotas-queues.html
@@ -50,14 +51,14 @@ class Bench:
         return [message["Body"] for message in self.receive(**options)]
 
     def hide(self, message, seconds):
-        return code(self.sqs.change_message_visibility_batch, self.url, message, seconds)
+        return error_code(self.sqs.change_message_visibility_batch, self.url, message, seconds)
 
     def delete(self, message):
-        return code(self.sqs.delete_message_batch, self.url, message)
+        return error_code(self.sqs.delete_message_batch, self.url, message)
 
 
-def code(call, url, message, seconds=None):
-    """What SQS answers for one entry: an error code, or ``None``."""
+def error_code(call, url, message, seconds=None):
+    """Make a batch call with one entry. Return its error code, or None if it succeeded."""
     entry = {"Id": "0", "ReceiptHandle": message["ReceiptHandle"]}
     if seconds is not None:
         entry["VisibilityTimeout"] = seconds
@@ -105,8 +106,10 @@ def batch(*ids, body="a"):
 
 
 VALUE, BATCH = "InvalidParameterValue", "AWS.SimpleQueueService."
+#: The longest body of a message with the attribute ``a``.
 ROOM = 1_048_576 - len("a" + "String" + "v")
 
+#: Calls that SQS refuses, each with its error code.
 #: [D] API: SendMessage, SendMessageBatch, ReceiveMessage, SetQueueAttributes; messages; DLQ.
 REFUSED = {
     "11 attributes": (send(MessageAttributes={f"a{i}": text() for i in range(11)}), VALUE),
@@ -144,6 +147,7 @@ REFUSED = {
     ),
 }
 
+#: Calls that SQS refuses on a FIFO queue, each with its error code.
 #: [D] API: SendMessage; [R] test_fifo_queue_send_message_with_delay_seconds_fails.
 REFUSED_ON_FIFO = {
     "no group": (send(), "MissingParameter"),
@@ -153,7 +157,7 @@ REFUSED_ON_FIFO = {
 
 @pytest.mark.parametrize(("call", "error"), REFUSED.values(), ids=REFUSED.keys())
 def test_refused(bench, call, error):
-    """SQS refuses each call that is out of its ranges, with the error of that case."""
+    """SQS refuses each invalid call with the error code of its case."""
     bench.sqs.create_queue(QueueName="dlq.fifo", Attributes={"FifoQueue": "true"})
     with pytest.raises(ClientError) as refused:
         call(bench)
@@ -169,7 +173,7 @@ def test_refused_on_fifo(fifo, call, error):
 
 
 def test_taken(bench):
-    """SQS takes values at the limits of its ranges."""
+    """SQS accepts the greatest and the least values that it allows."""
     bench.send("x" * ROOM, MessageAttributes={"a": text()}, DelaySeconds=900)
     bench.send(MessageAttributes={f"a{i}": text() for i in range(10)}, DelaySeconds=0)
     assert bench.bodies(VisibilityTimeout=43_200) == ["a"]
@@ -183,7 +187,7 @@ def test_taken(bench):
 def test_hidden_by_receive(bench):
     """A receive hides its message for the queue's visibility timeout.
 
-    [D] visibility: 30 s by default; a new receive counts from anew.
+    [D] visibility: 30 s by default. Each receive starts a new timeout.
     """
     bench.send()
     [first] = bench.receive()
@@ -199,7 +203,7 @@ def test_hidden_by_receive(bench):
 
 
 def test_change_visibility(bench):
-    """A change of the visibility counts from its call, and 0 shows the message at once.
+    """A new visibility timeout counts from the call that sets it. 0 shows the message at once.
 
     [D] visibility.
     """
@@ -214,13 +218,13 @@ def test_change_visibility(bench):
 
 
 def test_twelve_hours(bench):
-    """SQS counts its 12 hours from the receive.
+    """SQS hides a message for at most 12 hours, counted from its receive.
 
     [D] visibility: extending does not reset the maximum of 12 hours.
     """
     bench.send()
     [message] = bench.receive()
-    assert bench.hide(message, 12 * HOUR) is None  # in the same second
+    assert bench.hide(message, 12 * HOUR) is None  # in the second of the receive
     bench.clock.now += 5 * HOUR
     assert bench.hide(message, 7 * HOUR + 1) == "InvalidParameterValue"
     assert bench.hide(message, 7 * HOUR) is None
@@ -241,9 +245,9 @@ def test_range_of_visibility(bench, seconds):
 
 
 def test_late_change(bench):
-    """SQS confirms a change after the visibility timeout, and does nothing.
+    """After the visibility timeout, SQS confirms a change of the visibility but does nothing.
 
-    [R] on a standard queue; LocalStack's issue 9632.
+    [R] on a standard queue; [I] LocalStack 9632.
     """
     bench.send()
     [message] = bench.receive()
@@ -254,7 +258,7 @@ def test_late_change(bench):
 
 
 def test_change_by_stale_handle(bench):
-    """A stale handle changes the visibility of a message that another consumer holds.
+    """A handle of an earlier receive can show a message that another consumer has received since.
 
     [R] test_terminate_visibility_timeout_after_receive.
     """
@@ -267,7 +271,7 @@ def test_change_by_stale_handle(bench):
 
 
 def test_late_delete(bench):
-    """A delete works after the visibility timeout if no other receive came since.
+    """After the visibility timeout, a delete still works if the message was not received again.
 
     [D] API: DeleteMessage; [R].
     """
@@ -276,12 +280,12 @@ def test_late_delete(bench):
     bench.clock.now += 30
     assert bench.delete(message) is None
     assert bench.receive() == []
-    assert bench.delete(message) is None, "again"
+    assert bench.delete(message) is None, "SQS confirms a second delete too"
 
 
 @pytest.mark.parametrize("works", [True, False])
 def test_delete_by_stale_handle(bench, works):
-    """SQS confirms a delete with a stale handle, and may do nothing.
+    """SQS confirms a delete with a handle of an earlier receive, but may do nothing.
 
     [D] API: DeleteMessage, "the message might not be deleted".
     """
@@ -295,7 +299,7 @@ def test_delete_by_stale_handle(bench, works):
 
 
 def test_late_calls_on_fifo(fifo):
-    """On a FIFO queue a handle ends with its visibility timeout.
+    """On a FIFO queue, SQS refuses a handle after the visibility timeout.
 
     [R 2025-03-28] "The receipt handle has expired"; [I] kombu 1391 for a change.
     """
@@ -310,7 +314,7 @@ def test_late_calls_on_fifo(fifo):
 def test_refused_handles(bench):
     """SQS refuses a handle that is unknown or too old, or whose message is gone.
 
-    [R] for unknown ones and deleted messages; [I] boto3 2898: 12 hours after the receive.
+    [R] for unknown handles and deleted messages; [I] boto3 2898 for 12 hours after the receive.
     """
     unknown = {"ReceiptHandle": "x"}
     assert bench.delete(unknown) == bench.hide(unknown, 5) == "ReceiptHandleIsInvalid"
@@ -327,7 +331,7 @@ def test_refused_handles(bench):
 
 
 def test_quota_in_flight():
-    """At the quota of messages in flight a short poll fails, and a long poll is empty.
+    """If too many messages are in flight, a short poll fails and a long poll returns no message.
 
     [D] queues: 120,000 by default.
     """
@@ -343,7 +347,7 @@ def test_quota_in_flight():
 
 
 def test_quota_on_fifo():
-    """At the quota of messages in flight a FIFO queue gives no error.
+    """If too many messages of a FIFO queue are in flight, a short poll returns no message.
 
     [D] queues.
     """
@@ -355,7 +359,7 @@ def test_quota_on_fifo():
 
 
 def test_delayed_message(bench):
-    """A delayed message is not in flight.
+    """A delayed message does not count as in flight.
 
     [D] queues.
     """
@@ -368,14 +372,10 @@ def test_delayed_message(bench):
     assert counted == ["0", "1", "1"]
 
 
-def text(value="v"):
-    return {"DataType": "String", "StringValue": value}
-
-
 def test_attributes_of_receive(bench):
     """A receive returns only the attributes that the caller asks for.
 
-    [D] API: ReceiveMessage. Without messages there is no list of them.
+    [D] API: ReceiveMessage. An answer without messages has no ``Messages``.
     """
     assert bench.sqs.receive_message(QueueUrl=bench.url) == {}
     bench.send(MessageAttributes={"a": text(), "b": text()})
@@ -388,7 +388,7 @@ def test_attributes_of_receive(bench):
 
 
 def test_retention():
-    """SQS keeps a message for the retention period, whether it is hidden or not.
+    """SQS deletes a message at the end of the retention period, even if it is hidden.
 
     [D] messages: 60 s to 14 days, 4 days by default.
     """
@@ -404,9 +404,10 @@ def test_retention():
 
 
 def test_max_receive_count(bench):
-    """SQS moves a message to the DLQ on the receive after the last one allowed.
+    """After ``maxReceiveCount`` receives, the next receive moves the message to the DLQ.
 
-    [D] DLQ; [R 2024-04-30] for the source ARN, the id, and the count that goes on.
+    [D] DLQ; [R 2024-04-30]: the message has the ARN of its source, keeps its ID and goes on
+    counting receives.
     """
     bench.send(MessageAttributes={"a": text()})
     for _ in range(3):
@@ -421,9 +422,9 @@ def test_max_receive_count(bench):
 
 
 def test_age_after_move(bench):
-    """A standard message keeps its age when SQS moves it.
+    """When SQS moves a message to a standard DLQ, the message keeps its age.
 
-    [D] DLQ: it expires by the original clock.
+    [D] DLQ.
     """
     sent_at = bench.clock.now
     bench.send()
@@ -437,9 +438,9 @@ def test_age_after_move(bench):
 
 
 def test_age_after_move_on_fifo(fifo):
-    """A FIFO message starts anew when SQS moves it.
+    """When SQS moves a message to a FIFO DLQ, the message's age starts again at 0.
 
-    [D] DLQ: its enqueue time, and its message id for a deduplication id.
+    [D] DLQ. The message ID becomes the deduplication ID.
     """
     message_id = fifo.send(MessageGroupId="g")
     fifo.clock.now += HOUR
@@ -464,7 +465,7 @@ def test_order_in_group(fifo):
 
 
 def test_group_with_hidden_message(fifo):
-    """SQS gives out no message of a group while another one is hidden.
+    """While a message of a group is hidden, SQS delivers no later message of the group.
 
     [D] FIFO; [R] test_fifo_message_group_visibility_after_partial_delete, ..._after_delete.
     """
@@ -480,10 +481,10 @@ def test_group_with_hidden_message(fifo):
 
 
 def test_first_of_group_comes_back(fifo):
-    """The first message of a group comes back while the second is hidden.
+    """SQS delivers the first message of a group again even while the second one is hidden.
 
-    [R] test_fifo_message_group_visibility_after_terminate_visibility_timeout; and, for the
-    second's extension, 2025-11-19.
+    [R] test_fifo_message_group_visibility_after_terminate_visibility_timeout; [R 2025-11-19] if
+    the second one is hidden for longer.
     """
     for body in "abc":
         fifo.send(body, MessageGroupId="g")
@@ -496,9 +497,9 @@ def test_first_of_group_comes_back(fifo):
 
 
 def test_deduplication(fifo):
-    """For 5 minutes SQS drops a second message with the same deduplication id.
+    """For 5 minutes SQS drops a second message with the same deduplication ID.
 
-    [D] FIFO; [R]: also when the first one has been deleted.
+    [D] FIFO; [R] even if the first one has been deleted.
     """
     first = fifo.send(MessageGroupId="g")
     [message] = fifo.receive()
@@ -512,9 +513,9 @@ def test_deduplication(fifo):
 
 
 def test_delay_of_fifo_queue():
-    """A FIFO queue's delay is the delay of its messages.
+    """A FIFO queue delays all its messages by its own ``DelaySeconds``.
 
-    [R] test_fifo_queue_send_message_with_delay_on_queue_works; 0 counts as none.
+    [R] test_fifo_queue_send_message_with_delay_on_queue_works. A message's own delay may be 0.
     """
     fifo = Bench(fifo=True, DelaySeconds="2")
     fifo.send(MessageGroupId="g", DelaySeconds=0)
@@ -527,9 +528,9 @@ def test_delay_of_fifo_queue():
 
 
 def test_bad_entry_of_batch(bench):
-    """A bad entry fails alone, and the others of its batch are sent.
+    """If one entry of a batch is invalid, SQS still sends the others.
 
-    [D] API: SendMessageBatch: HTTP 200, with ``Failed``.
+    [D] API: SendMessageBatch answers HTTP 200 with a list ``Failed``.
     """
     entries = [
         {"Id": "good", "MessageBody": "a"},
@@ -542,11 +543,11 @@ def test_bad_entry_of_batch(bench):
     assert failed["SenderFault"]
 
 
-# Faults, which tests ask for
+# Faults that tests inject
 
 
 def test_fault_before_effect(bench):
-    """A fault makes a call fail before it has any effect."""
+    """An injected fault can make a call fail before it has any effect."""
     bench.send()
     [message] = bench.receive()
     bench.sqs.faults.append(Fault("DeleteMessageBatch", "InternalError"))
@@ -557,7 +558,7 @@ def test_fault_before_effect(bench):
 
 
 def test_fault_after_effect(bench):
-    """A fault may lose the answer to a call that had its effect."""
+    """An injected fault can lose the answer to a call that SQS has carried out."""
     bench.send()
     [message] = bench.receive()
     lost = ReadTimeoutError(endpoint_url="x")
@@ -570,7 +571,7 @@ def test_fault_after_effect(bench):
 
 
 def test_fault_of_entries(bench):
-    """A fault may make some entries of a batch fail on the side of SQS."""
+    """An injected fault can make some entries of a batch fail by a fault of SQS."""
     bench.sqs.faults.append(Fault("SendMessageBatch", "InternalError", entries=frozenset({1})))
     entries = [{"Id": str(i), "MessageBody": f"m{i}"} for i in range(3)]
     answer = bench.sqs.send_message_batch(QueueUrl=bench.url, Entries=entries)

@@ -1,4 +1,4 @@
-"""A queue is found and called as its worker would; why it cannot be is a code."""
+"""Commands find a queue by its name and call it with its role, in the same way as workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def finder(queues: dict[str, dict[str, Any]], **options: Any) -> QueueFinder:
     ids=["role", "no credentials"],
 )
 def test_role_not_assumed(raised, code, monkeypatch):
-    """A role that cannot be assumed gives a failure with a code."""
+    """If the queue's role cannot be assumed, calls fail with a code that names the error."""
 
     def token(role, seconds):
         raise raised
@@ -50,7 +50,7 @@ def test_role_not_assumed(raised, code, monkeypatch):
 
 
 def test_queue_name_of_kombu():
-    """A queue is found under the name that kombu gives it, with its prefix and without dots."""
+    """A queue is found by the name that kombu makes of it: with the prefix, and without dots."""
     found = finder({"prod-mails-eu": {"url": f"{BASE}/x"}}, queue_name_prefix="prod-")
     calls = found.find("mails.eu")
     assert isinstance(calls, Calls)

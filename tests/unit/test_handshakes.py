@@ -1,4 +1,4 @@
-"""A fork waits for TLS connections that other threads are setting up, but not for long."""
+"""A fork waits for TLS handshakes that other threads have begun, but not for long."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def in_thread(call: Any) -> threading.Thread:
 
 
 def test_fork_waits():
-    """A fork waits for a running handshake and lets no other handshake begin meanwhile."""
+    """A fork waits until a running handshake ends. Meanwhile no other handshake begins."""
     handshakes, order = Handshakes(), []
     first = handshakes.begin()
 
@@ -55,7 +55,7 @@ def test_fork_waits():
 def test_hanging_handshake(monkeypatch):
     """A handshake that hangs delays one fork only.
 
-    STS may be silent for minutes, in which a pool may replace its processes many times.
+    STS may not answer for minutes. In this time a pool may fork many times to replace processes.
     """
     monkeypatch.setattr(module, "_LONGEST_WAIT_SECONDS", 0.2)
     handshakes = Handshakes()
@@ -85,7 +85,7 @@ def test_handshake_of_client(monkeypatch):
 
 
 def test_guard_forks_twice():
-    """Guarding a process's forks twice guards them once."""
+    """A second call of ``guard_forks`` changes nothing: a fork still waits, and does not hang."""
     code = (
         "import os, time, threading\n"
         "from celery_sqs_backoff.sqs.handshakes import guard_forks, handshakes\n"

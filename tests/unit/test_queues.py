@@ -1,4 +1,4 @@
-"""What a queue says of itself, and what is assumed where it may not be asked."""
+"""Reading the attributes of a queue, and what a worker assumes if it cannot read them."""
 
 import json
 
@@ -62,7 +62,7 @@ def test_no_redrive_policy(redrive):
 
 
 def test_read_denied(caplog):
-    """The worker logs a queue that it may not read, and assumes a plain one."""
+    """If the worker may not read a queue's attributes, it logs this and assumes defaults."""
     assert read_queue(FakeClient(denied()), URL) == Queue(URL)
     assert "sqs:GetQueueAttributes" in caplog.text
 
@@ -71,12 +71,12 @@ def test_read_denied(caplog):
     "answer", [denied("ExpiredToken"), EndpointConnectionError(endpoint_url="x")]
 )
 def test_read_fails(answer):
-    """A queue that cannot be read now does not count as one without dead letters."""
+    """If a read fails for another reason, the worker does not assume defaults."""
     assert not read_queue(FakeClient(answer), URL).is_read
 
 
 def test_read_fails_later(caplog):
-    """A queue that can no longer be read keeps its last attributes."""
+    """If a queue can no longer be read, the worker keeps the attributes that it read last."""
     last = Queue(URL, visibility_timeout_seconds=77, dlq_arn=DLQ_ARN)
     for answer in (denied(), denied("ExpiredToken")):
         assert read_queue(FakeClient(answer), URL, last=last) == last
@@ -84,18 +84,18 @@ def test_read_fails_later(caplog):
 
 
 def test_zero_visibility_timeout():
-    """A visibility timeout of 0 is replaced at each receive.
+    """If a queue's visibility timeout is 0, the worker uses 30 seconds instead.
 
-    Each message would return before its worker has seen it.
+    With 0, SQS would deliver each message again as soon as a worker has received it.
     """
     queue = read_queue(FakeClient({"VisibilityTimeout": "0"}), URL)
     assert queue.visibility_timeout_seconds == 30
 
 
 def test_own_dead_letter_queue():
-    """A queue is never its own dead-letter queue.
+    """If a queue is set to be its own dead-letter queue, the worker uses no dead-letter queue.
 
-    A message that the worker gives up would return at once.
+    Otherwise a message that the worker gives up would come back at once.
     """
     arn = "arn:aws:sqs:us-east-1:123456789012:mail"
     redrive = {"deadLetterTargetArn": arn, "maxReceiveCount": "5"}

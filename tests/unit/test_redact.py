@@ -1,4 +1,4 @@
-"""What becomes of credentials in the texts of errors, and how long it takes."""
+"""Credentials in the texts of errors are masked, and masking takes little time."""
 
 import time
 
@@ -16,7 +16,7 @@ from celery_sqs_backoff.sqs.redact import (
 
 SECRETS = ("hunter2", "wJalr", "K7MDENG", "dXNlcjpwdw", "abcdef0123", "MIIEvQ", "battery", "pa/ss")
 
-#: Each holds a credential in one of the forms that libraries and people write.
+#: Texts with a credential, each in another form in which libraries or people write it.
 FORMS = {
     "password": "password=hunter2 is wrong",
     "password of a database": "db_password=hunter2",
@@ -84,7 +84,7 @@ def test_credential(text):
         assert not [s for s in (*SECRETS, "AKIAIO", "eyJhb") if s in shown]
 
 
-#: Where the head of a key was cut off, all before its end may belong to it.
+#: If the beginning of a private key is cut off, all text before its end may belong to the key.
 KEEPING = {name: text for name, text in FORMS.items() if name != "private key, its end"}
 
 
@@ -108,14 +108,15 @@ def test_text_before_credential(text):
         "-----BEGIN CERTIFICATE-----",
     ],
 )
-def test_ordinary_text_is_left_alone(text):
+def test_ordinary_text(text):
+    """A text without a credential is not changed."""
     assert mask(text) == text
 
 
 def test_credential_across_cut():
-    """A credential is masked even if the text is cut in the middle of it.
+    """A credential is masked even if a long text is cut in the middle of it.
 
-    The cut must not separate a credential from the name by which it is known.
+    A credential is recognised by its name, so the cut must not separate the two.
     """
     for room in range(60):
         message = redact_text(
@@ -147,7 +148,7 @@ def test_long_texts():
 
 # Time
 
-#: What the patterns look for, and what nearly is it: the material of slow searches.
+#: Pieces of credentials. Texts made of them are those for which a search is most likely slow.
 PIECES = (
     *("a-", "a.", "x-amz-", "token", "token_", "secret-", "password", "authorization", "://", "a:"),
     *("@", "eyJ", "sk-", "SG.", "AKIA", "-----BEGIN ", "PRIVATE KEY", "-----", "-----END ", "\\"),
@@ -156,7 +157,7 @@ PIECES = (
 
 
 def seconds(text):
-    """CPU time of one masking: the least of three, because this machine has other work."""
+    """Return the CPU time of masking a text: the least of three, because other work disturbs it."""
     times = []
     for _ in range(3):
         start = time.thread_time()
@@ -168,16 +169,17 @@ def seconds(text):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join))
 def test_linear_time(unit):
-    """The time to mask a text grows no faster than the text.
+    """The time to mask a text grows in proportion to its length.
 
-    16 times the text may take 16 times as long, and took 256 times as long when it was quadratic.
+    A text 31 times as long may take up to 64 times as long. A quadratic search would take 961
+    times as long.
     """
     few, many = 1_000 // len(unit) + 1, 31_000 // len(unit) + 1
     assert seconds(unit * many) <= 64 * seconds(unit * few) + 0.01
 
 
 def test_time_of_large_error():
-    """The time to mask an error does not depend on its size."""
+    """Masking a text of 10 MB takes less than half a second, because most is cut off before."""
     poison = "a-" * 5_000_000
     start = time.thread_time()
     redact_text(poison, MAX_MESSAGE_CHARACTERS)
@@ -185,7 +187,7 @@ def test_time_of_large_error():
     assert time.thread_time() - start < 0.5
 
 
-# Options
+# The task's options
 
 
 def test_custom_redact():
@@ -209,7 +211,7 @@ def test_custom_redact():
 
 @pytest.mark.parametrize("redact", [lambda text: 1 / 0, lambda text: None, lambda text: b"x"])
 def test_redact_fails(redact):
-    """A text is left out if the user's ``redact`` function fails on it."""
+    """If the user's ``redact`` function fails on a text, the text is left out."""
     found = ErrorText.of(ValueError("card 4111"), traceback="ValueError: card 4111", redact=redact)
     assert found == ErrorText(exception_type="builtins.ValueError")
 
@@ -221,7 +223,7 @@ def test_type_only():
 
 
 def test_unprintable_exception():
-    """An exception that cannot be printed is described by the type of its failure."""
+    """An exception whose ``str()`` raises is described by the type of the error raised."""
 
     class Unprintable(Exception):
         def __str__(self):
@@ -231,7 +233,7 @@ def test_unprintable_exception():
 
 
 def test_traceback_of_exception():
-    """The traceback is formatted from the exception if it is not given."""
+    """If no traceback is given, it is formatted from the exception."""
     try:
         raise ValueError("password=hunter2")
     except ValueError as exc:

@@ -1,4 +1,4 @@
-"""Had a call that failed reached SQS? By real errors of botocore, from sockets that misbehave."""
+"""Whether a failed call may have reached SQS. Sockets that misbehave cause botocore's errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from celery_sqs_backoff.sqs.errors import Failure, Kind, advice
 
 @contextmanager
 def serving(behave: Callable[[socket.socket], None]) -> Iterator[str]:
-    """A server that does this with its first connection."""
+    """Run a server that calls ``behave`` with its first connection, and yield its URL."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -35,7 +35,7 @@ def serving(behave: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 def failure(url: str, ca: str | bool = False) -> Failure:
-    """Of a SendMessageBatch to this URL."""
+    """Return the failure of a SendMessageBatch to this URL."""
     client: Any = boto3.client(
         "sqs",
         endpoint_url=url,
@@ -60,14 +60,14 @@ def hangs_up(connection: socket.socket) -> None:
 
 
 def alert(connection: socket.socket) -> None:
-    """TLS 1.2's handshake_failure: no cipher in common."""
+    """Answer with TLS 1.2's alert handshake_failure: no cipher in common."""
     connection.recv(4_096)
     connection.sendall(bytes([21, 3, 3, 0, 2, 2, 40]))
 
 
 @pytest.mark.parametrize("behave", [no_tls, hangs_up, alert], ids=lambda b: b.__name__)
 def test_failed_handshake(behave):
-    """A call whose TLS handshake fails was not sent."""
+    """If the TLS handshake of a call fails, the call was not sent and may be repeated."""
     with serving(behave) as url:
         found = failure(url)
     assert found.kind is Kind.UNREACHABLE, found
@@ -84,9 +84,9 @@ def test_failed_handshake(behave):
     ids=lambda body: repr(body[:16]),
 )
 def test_garbled_response(body):
-    """A garbled response leaves the call in doubt.
+    """After a garbled response, SQS may or may not have carried out the call.
 
-    SQS may have carried it out, and a proxy may have garbled its response.
+    A proxy may have garbled the response of SQS.
     """
 
     def behave(connection):
@@ -110,7 +110,7 @@ def authority(tmp_path_factory):
 
 
 def test_untrusted_certificate(authority):
-    """A call to a server with an untrusted certificate was not sent."""
+    """If the server's certificate is not trusted, the call was not sent."""
     context, _ = authority
 
     def behave(connection):
@@ -122,9 +122,9 @@ def test_untrusted_certificate(authority):
 
 
 def test_tls_breaks_after_request(authority):
-    """A TLS error after the request leaves the call in doubt.
+    """After a TLS error that comes after the request, SQS may have carried out the call.
 
-    The class of the error is the same, but SQS may have the message.
+    The error is of the same class as one in the handshake.
     """
     context, ca = authority
     seen = []
@@ -156,9 +156,9 @@ def test_tls_breaks_after_request(authority):
     ],
 )
 def test_legacy_error_code(shape, code, kind):
-    """An error has the code that SQS's older protocol gives it.
+    """SQS's answer has two codes for an error. Each is classified by the one in the header.
 
-    botocore takes the code from the header, not from the body.
+    The header has the code of SQS's older protocol. botocore reports this code.
     """
     body = f'{{"__type":"com.amazonaws.sqs#{shape}","message":"m"}}'.encode()
     head = f"HTTP/1.1 400 Bad Request\r\nx-amzn-query-error: {code};Sender\r\n"
@@ -188,5 +188,5 @@ def test_legacy_error_code(shape, code, kind):
     ],
 )
 def test_advice(code, words):
-    """A person who reads an error's code reads what to do about it."""
+    """For each error code, ``advice`` returns a text that says what to do about it."""
     assert words in advice(code)
