@@ -1,4 +1,4 @@
-"""Celery's autoretry family is read as our options, and its own mechanism is off."""
+"""A task may set Celery's ``autoretry_for`` and related options instead of ours."""
 
 import pytest
 from celery import Celery
@@ -16,7 +16,8 @@ def options_of(**given):
     return mail.backoff_options
 
 
-def test_dont_autoretry_for_is_denied():
+def test_dont_autoretry_for():
+    """Errors in ``autoretry_for`` are retried, and errors in ``dont_autoretry_for`` are not."""
     options = options_of(autoretry_for=(OSError,), dont_autoretry_for=(TimeoutError,))
     assert (options.retry_on, options.never_retry) == ((OSError,), (TimeoutError,))
 
@@ -38,19 +39,19 @@ def test_dont_autoretry_for_is_denied():
     ids=repr,
 )
 def test_delays_of_celery(given, policy):
-    """The delays are Celery's own unless the task sets ``backoff``."""
+    """With Celery's options, the delays are Celery's too, unless the task sets ``backoff``."""
     assert options_of(autoretry_for=(OSError,), **given).backoff == policy
 
 
 @pytest.mark.parametrize("retries", [0, 5, None])
 def test_retry_kwargs(retries):
-    """``retry_kwargs`` may limit the retries."""
+    """``max_retries`` in ``retry_kwargs`` limits the retries."""
     given = {"autoretry_for": (OSError,), "retry_kwargs": {"max_retries": retries}}
     assert options_of(**given).max_retries == retries
 
 
 def test_own_options_first():
-    """The task's own options take precedence over Celery's autoretry options."""
+    """If a task sets both, our options take precedence over Celery's autoretry options."""
     options = options_of(
         autoretry_for=(OSError,),
         retry_on=(KeyError,),
@@ -63,15 +64,15 @@ def test_own_options_first():
 
 @pytest.mark.parametrize("option", ["retry_backoff", "retry_jitter"])
 def test_no_autoretry_for(option):
-    """Options of autoretry have no effect without ``autoretry_for``."""
+    """Celery's other autoretry options have no effect without ``autoretry_for``."""
     assert options_of(**{option: True}).backoff == FullJitter()
 
 
 @pytest.mark.hazard("H1")
 def test_no_celery_wrapper():
-    """The task is not wrapped by Celery's own autoretry.
+    """Celery's autoretry does not wrap the ``run`` method of a task with our class.
 
-    The wrapper publishes a copy at each failure, see celery/app/autoretry.py.
+    Its wrapper publishes a copy of the message at each failure (celery/app/autoretry.py).
     """
     app = Celery("autoretry", broker="memory://", set_as_current=False)
 

@@ -1,4 +1,4 @@
-"""What is settled when a task is bound: whose settings count, and what is refused."""
+"""The settings that a task takes over from its app, and those that it refuses."""
 
 import sys
 import types
@@ -14,6 +14,7 @@ from celery_sqs_backoff.classifiers import requests_errors
 from celery_sqs_backoff.retry.decision import End
 from celery_sqs_backoff.task.handover import BackoffRetry
 
+#: Settings of Celery that could bypass our retries, with the values that our task class gives them.
 SETTINGS = {
     "reject_on_worker_lost": False,
     "retry_on_worker_lost": False,
@@ -21,7 +22,7 @@ SETTINGS = {
     "acks_on_failure": True,
     "acks_on_timeout": True,
 }
-#: Those that this version of Celery has.
+#: The settings that the installed version of Celery has.
 KNOWN = {name: value for name, value in SETTINGS.items() if hasattr(Task, name)}
 
 
@@ -41,7 +42,10 @@ def define(app, **options):
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_overruled_settings(name):
-    """Settings that bypass the budgets are overruled, whether the app or the task sets them."""
+    """On SQS our task class overrules settings that could bypass our retries.
+
+    The app or the task itself may have set them.
+    """
     app = an_app(task_reject_on_worker_lost=True)
 
     def run():
@@ -52,21 +56,21 @@ def test_overruled_settings(name):
 
 
 def test_settings_on_other_broker():
-    """On another broker the user's own settings apply."""
+    """If the broker is not SQS, the user's own settings apply."""
     task = define(an_app("redis://"), reject_on_worker_lost=True, Request=Theirs)
     assert (task.reject_on_worker_lost, task.Request) == (True, Theirs)
 
 
-#: The worker's request class, found as Celery finds it.
+#: Our request class, which Celery imports by its name.
 BackoffRequest = symbol_by_name(SQSBackoffTask.Request)
 
 
 class Ours(BackoffRequest):
-    """A subclass of ours, as a company may have."""
+    """A company's request class that inherits from ours."""
 
 
 class Theirs(Request):
-    """A company's own, from before."""
+    """A company's request class that does not inherit from ours."""
 
 
 @pytest.fixture
@@ -86,9 +90,9 @@ def test_request_subclass(company, request_class):
     "request_class", [Theirs, "company:Theirs", "celery.worker.request:Request"]
 )
 def test_foreign_request_class(company, request_class):
-    """A task with a request class that is no subclass of ours is refused.
+    """The app refuses a task whose request class does not inherit from ours.
 
-    It would delete the messages that wait for their retry.
+    Such a class would delete messages that wait for their retry.
     """
     with pytest.raises(ImproperlyConfigured, match=r"mail: invalid Request .* expected a subclass"):
         define(an_app(), Request=request_class)
@@ -97,7 +101,8 @@ def test_foreign_request_class(company, request_class):
 def test_own_tasks_of_celery():
     """Celery's own tasks keep Celery's settings.
 
-    ``chord_unlock`` polls by retrying itself, so each kept message would use up a receive.
+    ``chord_unlock`` retries until its chord is complete. Each of our retries would use up a
+    receive of its message.
     """
     app = Celery("own", broker="sqs://", task_cls=SQSBackoffTask, set_as_current=False)
     app.finalize()
@@ -112,7 +117,7 @@ def test_own_tasks_of_celery():
 
 
 def test_retry_of_celerys_task(monkeypatch):
-    """A retry of Celery's own task is published, as Celery does."""
+    """If one of Celery's own tasks retries, it publishes a new message as in stock Celery."""
     app = Celery("own", broker="sqs://", task_cls=SQSBackoffTask, set_as_current=False)
     app.finalize()
     sent = []
@@ -126,13 +131,13 @@ def test_retry_of_celerys_task(monkeypatch):
 
 
 def test_uncalled_classifier():
-    """A classifier's factory that was not called is refused."""
+    """The app refuses a task if ``classify`` is a factory that the user forgot to call."""
     with pytest.raises(ImproperlyConfigured, match=r"did you mean requests_errors\(\)\?"):
         define(an_app(), classify=requests_errors)
 
 
 def test_django_setting_name():
-    """Error messages name the setting as Django's settings file does."""
+    """In a Django project, errors name a setting as it is written in Django's settings."""
     app = an_app()
     app.namespace = "CELERY"
     app.conf.sqs_backoff = {"stroe": "memory://"}
@@ -148,12 +153,15 @@ def test_django_setting_name():
     [
         pytest.param(["uploads"], id="a list"),
         pytest.param({"": "shop.from_s3"}, id="a queue without a name"),
-        pytest.param({"uploads": 3}, id="no callable"),
+        pytest.param({"uploads": 3}, id="an adapter that is a number"),
         pytest.param({3: "shop.from_s3"}, id="a queue that is a number"),
     ],
 )
 def test_invalid_foreign(foreign):
-    """An invalid ``foreign`` setting is refused."""
+    """The app refuses an invalid ``foreign`` setting.
+
+    The setting maps a queue to the adapter for messages that Celery has not sent.
+    """
     app = an_app()
     app.conf.sqs_backoff = {"foreign": foreign}
     with pytest.raises(ImproperlyConfigured, match="invalid foreign"):
@@ -161,7 +169,7 @@ def test_invalid_foreign(foreign):
 
 
 def test_table_of_ends():
-    """The docstring of ``retry.decision`` lists every end."""
+    """The table in the docstring of ``retry.decision`` has a row for each end of a run."""
     from celery_sqs_backoff.retry import decision
 
     table = (decision.__doc__ or "").partition("without a decision")[2]

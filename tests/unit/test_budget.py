@@ -1,4 +1,4 @@
-"""How long a message may be retried, and hidden."""
+"""The budgets of a message: how often and how long it may be retried, and how long hidden."""
 
 from datetime import timedelta
 from random import Random
@@ -30,7 +30,9 @@ def delivery(**facts):
     return Delivery(message_id="m", queue_url="https://sqs.example/1/q", **facts)
 
 
-def why(facts, *, retries=0, max_retries=None, retry_for=36 * HOUR, delay=0.0, now=NOW):
+def reason_after_run(
+    facts, *, retries=0, max_retries=None, retry_for=36 * HOUR, delay=0.0, now=NOW
+):
     return find_reason(
         delivery(**facts).standing(retries=retries, now=now),
         max_retries=max_retries,
@@ -42,17 +44,25 @@ def why(facts, *, retries=0, max_retries=None, retry_for=36 * HOUR, delay=0.0, n
 @cases(
     "facts budget reason",
     {
-        "nothing is known: go on": ({}, {}, None),
-        "no max_retries: the time decides": ({}, {"retries": 10_000}, None),
+        "nothing is known": ({}, {}, None),
+        "no max_retries": ({}, {"retries": 10_000}, None),
         "third retry of three": ({}, {"retries": 2, "max_retries": 3}, None),
-        "fourth of three": ({}, {"retries": 3, "max_retries": 3}, GiveUpReason.MAX_RETRIES),
-        "0 = never": ({}, {"max_retries": 0}, GiveUpReason.MAX_RETRIES),
-        "a second before": ({"first_received_at": NOW - 36 * HOUR + 1}, {}, None),
+        "fourth retry of three": ({}, {"retries": 3, "max_retries": 3}, GiveUpReason.MAX_RETRIES),
+        "max_retries=0": ({}, {"max_retries": 0}, GiveUpReason.MAX_RETRIES),
+        "a second before 36 h": ({"first_received_at": NOW - 36 * HOUR + 1}, {}, None),
         "36 h are over": ({"first_received_at": NOW - 36 * HOUR}, {}, GiveUpReason.RETRY_FOR),
-        "back a second before": ({}, {"retry_for": 60, "delay": 59}, None),
-        "just too long": ({}, {"retry_for": 60, "delay": 60}, GiveUpReason.DELAY_TOO_LONG),
-        "cannot fit": ({}, {"retry_for": 600, "delay": 3600}, GiveUpReason.DELAY_TOO_LONG),
-        "back when it is over": (
+        "delay a second shorter than retry_for": ({}, {"retry_for": 60, "delay": 59}, None),
+        "delay as long as retry_for": (
+            {},
+            {"retry_for": 60, "delay": 60},
+            GiveUpReason.DELAY_TOO_LONG,
+        ),
+        "delay longer than retry_for": (
+            {},
+            {"retry_for": 600, "delay": 3600},
+            GiveUpReason.DELAY_TOO_LONG,
+        ),
+        "delay longer than the rest of retry_for": (
             {"first_received_at": NOW - 30},
             {"retry_for": 60, "delay": 30},
             GiveUpReason.RETRY_FOR,
@@ -67,30 +77,34 @@ def why(facts, *, retries=0, max_retries=None, retry_for=36 * HOUR, delay=0.0, n
             {},
             GiveUpReason.RETRY_FOR,
         ),
-        "no earlier receive was a run": (
+        "all earlier receives came before the ETA": (
             {"first_received_at": NOW - 50 * HOUR, "deferrals": 4, "receive_count": 5},
             {},
             None,
         ),
-        "None = for ever": ({"first_received_at": NOW - 900 * HOUR}, {"retry_for": None}, None),
-        "0 = no time at all": ({}, {"retry_for": 0.0}, GiveUpReason.RETRY_FOR),
+        "retry_for=None": ({"first_received_at": NOW - 900 * HOUR}, {"retry_for": None}, None),
+        "retry_for=0": ({}, {"retry_for": 0.0}, GiveUpReason.RETRY_FOR),
         "one receive left": ({"receive_count": 4, "max_receive_count": 5}, {}, None),
         "SQS would move it at the next receive": (
             {"receive_count": 5, "max_receive_count": 5},
             {},
             GiveUpReason.MAX_RECEIVE_COUNT,
         ),
-        "retention would delete it": (
+        "SQS would delete it in 299 seconds": (
             {"sent_at": NOW - 3600, "retention_seconds": 3600 + 299},
             {},
             GiveUpReason.RETENTION,
         ),
-        "an hour left": ({"sent_at": NOW - 3600, "retention_seconds": 7200}, {}, None),
+        "SQS would delete it in an hour": (
+            {"sent_at": NOW - 3600, "retention_seconds": 7200},
+            {},
+            None,
+        ),
     },
 )
 def test_first_spent_budget(facts, budget, reason):
-    """The reason to give up is the first budget that is spent."""
-    assert why(facts, **budget) is reason
+    """A worker gives a message up when a budget is spent, and the reason names this budget."""
+    assert reason_after_run(facts, **budget) is reason
 
 
 @pytest.mark.parametrize(
@@ -103,16 +117,17 @@ def test_whole_seconds(delay, asked):
 
 
 def test_twelve_hours():
-    """The 12 hours of visibility count from the receive.
+    """SQS can hide a message for at most 12 hours, counted from its receive.
 
-    Extending does not restart SQS's count. A message that was held for an hour has 11 left.
+    A call that hides the message longer does not restart the count. After one hour, 11 hours are
+    left.
     """
     held_for_an_hour = delivery(received_at=NOW - HOUR)
     assert held_for_an_hour.visibility_delay(43_200, now=NOW) == 43_200 - 3_600 - 60
 
 
 def test_retention():
-    """A message is never hidden past the end of its retention."""
+    """A hidden message returns at least 300 seconds before its retention ends."""
     expiring = delivery(sent_at=NOW - 1000, retention_seconds=1000 + 400)
     assert expiring.visibility_delay(1000, now=NOW) == 100
 
@@ -122,15 +137,18 @@ def test_retention():
     held=st.floats(min_value=-100, max_value=50_000),
     left=st.none() | st.floats(min_value=-1000, max_value=1_209_600),
 )
-def test_asked_visibility_is_always_legal(delay, held, left):
-    """Whatever was drawn, and however late: SQS accepts 1 to 43,200 less what is used up."""
+def test_legal_visibility_timeout(delay, held, left):
+    """The worker asks SQS only for a visibility timeout that SQS accepts.
+
+    SQS accepts 1 to 43,200 seconds, less the time since the receive.
+    """
     facts = {} if left is None else {"sent_at": NOW, "retention_seconds": int(left)}
     asked = delivery(received_at=NOW - held, **facts).visibility_delay(delay, now=NOW)
     assert 1 <= asked <= max(1, 43_200 - max(0, held))
 
 
 def test_facts_of_delivery():
-    """A delivery reads its facts from the answer of SQS."""
+    """A ``Delivery`` takes its receive count and its times from SQS's attributes."""
     sqs_message = {
         "MessageId": "m-1",
         "Attributes": {
@@ -153,10 +171,10 @@ def test_no_attributes():
     assert (read.receive_count, read.first_received_at, read.expires_at) == (1, None, None)
 
 
-# Before a run
+# Budgets that are checked before a run
 
 
-def why_not_run(facts, *, retries=1, max_retries=None, retry_for=36 * HOUR, crashes=0):
+def reason_before_run(facts, *, retries=1, max_retries=None, retry_for=36 * HOUR, crashes=0):
     return find_reason_before_run(
         delivery(**facts).standing(retries=retries, now=NOW),
         max_retries=max_retries,
@@ -173,60 +191,80 @@ TOO_MANY_RECEIVES = {"receive_count": 4, "max_receive_count": 3}
     "facts budget reason",
     {
         "budget is left": ({}, {}, None),
-        "receives are not runs": ({}, {"retries": 9, "max_retries": 3}, None),
-        "never started: it runs once": ({}, {"retries": 1, "max_retries": 0}, None),
-        "started and lost": ({}, {"crashes": 1, "max_retries": 0}, GiveUpReason.MAX_RETRIES),
-        "one retry is left": ({}, {"crashes": 1, "max_retries": 1}, None),
-        "time is over": (
+        "many receives, no known run": ({}, {"retries": 9, "max_retries": 3}, None),
+        "max_retries=0, no known run": ({}, {"retries": 1, "max_retries": 0}, None),
+        "max_retries=0, one crash": (
+            {},
+            {"crashes": 1, "max_retries": 0},
+            GiveUpReason.MAX_RETRIES,
+        ),
+        "max_retries=1, one crash": ({}, {"crashes": 1, "max_retries": 1}, None),
+        "36 h are over, three retries": (
             {"first_received_at": NOW - 36 * HOUR},
             {"retries": 3},
             GiveUpReason.RETRY_FOR,
         ),
-        "but it never ran": ({"first_received_at": NOW - 36 * HOUR}, {"retries": 0}, None),
-        "nobody knows that it ran": ({"first_received_at": NOW - 36 * HOUR}, {"retries": 2}, None),
-        "given back by a deploy": ({}, {"retries": 1, "retry_for": 0}, None),
-        "it is known to have run": (
+        "36 h are over, no retry": ({"first_received_at": NOW - 36 * HOUR}, {"retries": 0}, None),
+        "36 h are over, two retries": (
+            {"first_received_at": NOW - 36 * HOUR},
+            {"retries": 2},
+            None,
+        ),
+        "retry_for=0, returned by a worker that stopped": (
+            {},
+            {"retries": 1, "retry_for": 0},
+            None,
+        ),
+        "36 h are over, one crash": (
             {"first_received_at": NOW - 36 * HOUR},
             {"crashes": 1},
             GiveUpReason.RETRY_FOR,
         ),
-        "due for an hour only": (
+        "first received 50 h ago, due for an hour": (
             {"first_received_at": NOW - 50 * HOUR, "due_at": NOW - HOUR},
             {},
             None,
         ),
         "the queue's last receive": ({"receive_count": 3, "max_receive_count": 3}, {}, None),
-        "one receive too many, but no run": (TOO_MANY_RECEIVES, {}, None),
-        "and it crashed": (TOO_MANY_RECEIVES, {"crashes": 1}, GiveUpReason.MAX_RECEIVE_COUNT),
+        "one receive too many, no known run": (TOO_MANY_RECEIVES, {}, None),
+        "one receive too many, one crash": (
+            TOO_MANY_RECEIVES,
+            {"crashes": 1},
+            GiveUpReason.MAX_RECEIVE_COUNT,
+        ),
         "two crashes of three": ({}, {"crashes": 2}, None),
         "three crashes": ({}, {"crashes": 3}, GiveUpReason.WORKER_LOST),
     },
 )
 def test_no_run_without_budget(facts, budget, reason):
-    """The worker does not start a run without budget.
+    """If a budget is spent when a message arrives, the worker does not start its task.
 
-    Receives alone never end a message, only runs that are known to have started.
+    A receive alone does not prove a run. A known crash or three receives count as a run.
     """
-    assert why_not_run(facts, **budget) is reason
+    assert reason_before_run(facts, **budget) is reason
 
 
 @cases(
     "policy budget receives",
     {
-        "by time": (Schedule([10]), {"retry_for": 100, "max_retries": None}, 11),
-        "by count": (Schedule([10]), {"retry_for": 100, "max_retries": 4}, 5),
+        "retry_for": (Schedule([10]), {"retry_for": 100, "max_retries": None}, 11),
+        "max_retries": (Schedule([10]), {"retry_for": 100, "max_retries": 4}, 5),
         "no retry": (Schedule([10]), {"retry_for": 0, "max_retries": None}, 1),
-        "no end": (Schedule([10]), {"retry_for": None, "max_retries": None}, 1000),
-        "a second at the least": (Schedule([0]), {"retry_for": 10, "max_retries": None}, 11),
-        "growing": (Exponential(base=1, cap=8), {"retry_for": 31, "max_retries": None}, 7),
+        "no limit": (Schedule([10]), {"retry_for": None, "max_retries": None}, 1000),
+        "delays of 0 count as 1 s": (Schedule([0]), {"retry_for": 10, "max_retries": None}, 11),
+        "growing delays": (Exponential(base=1, cap=8), {"retry_for": 31, "max_retries": None}, 7),
     },
 )
-def test_receives_that_a_task_may_need(policy, budget, receives):
+def test_receives_needed(policy, budget, receives):
+    """The number of receives that a message needs follows from its delays and budgets."""
     assert receives_needed(policy, **budget, at_most=1_000) == receives
 
 
-def test_receives_of_a_failing_policy():
-    """A worker's start counts receives: it must not end there."""
+def test_receives_of_failing_policy():
+    """A user's delay policy that raises does not stop the count of receives.
+
+    A worker counts them when it starts, so an error would end the worker.
+    """
 
     class OneDelay(Policy):
         def ceiling(self, attempt):
@@ -242,7 +280,7 @@ def test_receives_of_a_failing_policy():
     cap=st.floats(min_value=1e-3, max_value=1e6),
 )
 def test_capped_delay(ceiling, share, cap):
-    """A capped delay stays spread under its cap."""
+    """A cap scales the random delays down, so that they stay evenly spread."""
     delay = shrink(ceiling * share, ceiling, cap)
     assert delay == pytest.approx(min(ceiling, cap) * share)
 
@@ -253,7 +291,7 @@ def draw_on_fifo(backoff, attempt):
 
 
 def test_receives_under_fifo_cap():
-    """The count under a cap uses the delays that a FIFO queue gets."""
+    """The count of receives for a FIFO queue uses the delays that its messages get."""
     policy = FullJitter(base=2, cap=3600)
     counted = tolerant(policy, cap=300)
     for attempt in (1, 8, 20):
@@ -262,7 +300,7 @@ def test_receives_under_fifo_cap():
 
 
 def test_policy_of_timedeltas(caplog):
-    """A policy of timedeltas is shrunk like a policy of seconds."""
+    """``fifo_cap`` also limits a policy that returns timedeltas instead of seconds."""
 
     class TenMinutes(Policy):
         def ceiling(self, attempt):

@@ -1,4 +1,8 @@
-"""What becomes of a message: how the run ended x the decision of its process x the budgets."""
+"""How a worker settles a message after a run of its task: delete, hide or dead letter.
+
+This depends on how the run ended, on the decision of the process that ran the task, and on the
+budgets, such as ``max_retries`` and ``retry_for``.
+"""
 
 import pytest
 from hypothesis import given
@@ -58,12 +62,13 @@ def dead_letter(reason, outcome=UNKNOWN):
     ids=lambda value: value.name if isinstance(value, End) else "",
 )
 def test_end_without_decision(end, settle):
-    """An end without a decision by the process has a rule of its own."""
+    """If the process decided nothing, the worker settles the message by how the run ended."""
     assert decide(RunEnd(end), facts()) == settle
 
 
 @pytest.mark.parametrize("end", End, ids=lambda end: end.name)
-def test_decision_of_the_process_stands(end):
+def test_decision_of_process(end):
+    """The worker follows the decision of the process, however the run ended."""
     assert decide(RunEnd(end, Hide(42)), facts()) == Hide(42, RETRYABLE)
     decision = DeadLetter(GiveUpReason.MAX_RETRIES, RETRYABLE)
     assert decide(RunEnd(end, decision), facts()) == dead_letter(
@@ -91,7 +96,7 @@ def test_no_dead_letter_queue(end):
     ],
 )
 def test_crash_budget(end, reason):
-    """Crashes return the message until the crash budget is spent."""
+    """After a crash the message is hidden for a retry, until the crash budget is spent."""
     assert isinstance(decide(RunEnd(end), facts(crashes=2)), Hide)
     assert decide(RunEnd(end), facts(crashes=3)) == dead_letter(reason)
 
@@ -111,14 +116,14 @@ def test_crash_budget(end, reason):
     ids=["max_retries", "retry_for", "too late", "last receive", "retention"],
 )
 def test_budgets_without_decision(end, standing, budgets, reason):
-    """The budgets apply to ends without a decision too."""
+    """If the process decided nothing and a budget is spent, the worker gives the message up."""
     settle = decide(RunEnd(end), facts(standing=standing, **budgets))
     assert isinstance(settle, DeadLetter)
     assert settle.reason is reason
 
 
 def test_delay_after_crash():
-    """A message returns after a crash only when the old process is gone."""
+    """After a hard time limit, the message stays hidden until its process has been killed."""
     assert decide(RunEnd(End.TIME_LIMIT), facts(delay=0.0)) == Hide(2.0, UNKNOWN)
 
 
@@ -168,7 +173,11 @@ any_facts = st.builds(
 
 @given(end=st.sampled_from(End), decision=decisions, known=any_facts)
 def test_one_settlement_per_end(end, decision, known):
-    """Each end has one settlement, and unfinished messages are never lost."""
+    """A message is deleted without a reason only if its task needs no further run.
+
+    It is hidden only if SQS allows another receive. It becomes a dead letter only if there is a
+    place for dead letters.
+    """
     settle = decide(RunEnd(end, decision), known)
     if isinstance(settle, Delete) and settle.reason is None:
         assert decision is None

@@ -1,4 +1,4 @@
-"""What crosses from the pool's process to the worker's: it is pickled on the way."""
+"""What a pool process hands over to the worker's main process. It is pickled on the way."""
 
 import pickle
 
@@ -31,7 +31,7 @@ class Unpicklable(Exception):
 
 @pytest.mark.hazard("H6")
 def test_pickled_retry():
-    """A pickled retry keeps its delay and its cause."""
+    """The exception that asks for a retry keeps its delay and its cause when it is pickled."""
     retry = pickle.loads(pickle.dumps(BackoffRetry(exc=OSError("down"), when=7)))
     assert type(retry) is BackoffRetry
     assert retry.when == 7
@@ -40,18 +40,18 @@ def test_pickled_retry():
 
 @pytest.mark.hazard("H6")
 def test_retry_with_unpicklable_cause():
-    """A retry reaches the main process even if its cause cannot be pickled."""
+    """The exception that asks for a retry can be pickled even if its cause cannot."""
     retry = pickle.loads(pickle.dumps(BackoffRetry(exc=Unpicklable("down"), when=7)))
     assert retry.when == 7
 
 
 def test_pickled_delivery():
-    """A delivery is equal to itself after pickling."""
+    """A ``Delivery``, the facts about a received message, is equal to itself after pickling."""
     assert pickle.loads(pickle.dumps(DELIVERY)) == DELIVERY
 
 
 def test_report_with_failure():
-    """A report is pickled together with its failure."""
+    """The report of a failed run is packed into Celery's failure and pickled with it."""
     exc = OSError("down")
     error = ErrorText(exception_type="builtins.OSError", exception_message="down")
     report = Report(
@@ -63,7 +63,7 @@ def test_report_with_failure():
 
 @pytest.mark.parametrize("exc_info", [object(), type("Forged", (), {"sqs_report": "done"})()])
 def test_failure_outside_task(exc_info):
-    """A failure that did not pass through the task has no report."""
+    """``report_of`` returns None for a failure into which our task has packed no report."""
     assert report_of(exc_info) is None
 
 
@@ -85,14 +85,14 @@ def run():
     ],
     ids=["own", "other id", "called", "eager"],
 )
-def test_run_of_a_request(run, facts, is_own):
-    """A task that runs inside another has no part in its run."""
+def test_run_of_request(run, facts, is_own):
+    """If a task calls another one directly or eagerly, the other one is no part of the run."""
     found = run_of(Context(**{"called_directly": False, **facts}))
     assert found is (run if is_own else None)
 
 
 @pytest.mark.parametrize("is_named", [False, True])
 def test_named_delay(is_named):
-    """The end of a run tells whether the task has named the delay of its retry."""
+    """The end of a run says whether the task itself has chosen the delay of its retry."""
     ended = read_end(BackoffRetry(when=7), is_named=is_named)
     assert ended == RunEnd(End.RETRY_ASKED, Hide(7, is_named=is_named))

@@ -1,4 +1,7 @@
-"""Options: where a task's come from, and that nonsense is refused when the task is defined."""
+"""A task's options: where their values come from, and which values are refused.
+
+An option is refused when the task is defined, with ``ImproperlyConfigured``.
+"""
 
 from datetime import timedelta
 
@@ -29,7 +32,7 @@ def define(app, **options):
 
 
 def test_defaults(app):
-    """By default a task retries for 36 hours, and retries no error that it does not know."""
+    """By default a task may be retried for 36 hours, but only for errors that it names."""
     options = define(app).backoff_options
     assert options.backoff == FullJitter(base=2, cap=3600)
     assert options.retry_for == 36 * 3600
@@ -73,7 +76,7 @@ def test_defaults(app):
     ids=repr,
 )
 def test_invalid_option(app, option, value, legal):
-    """An invalid option is refused with its name and its legal values."""
+    """An invalid option is refused. The error has the option's name and its legal values."""
     with pytest.raises(ImproperlyConfigured) as refused:
         define(app, **{option: value})
     assert str(refused.value).startswith(f"mail: invalid {option} ")
@@ -85,9 +88,9 @@ def test_invalid_option(app, option, value, legal):
     [("backof", "backoff"), ("retry_onn", "retry_on"), ("crash_budjet", "crash_budget")],
 )
 def test_misspelt_option(app, wrong, right):
-    """A misspelt option is refused with the right name.
+    """A misspelt option is refused. The error has the right name.
 
-    Celery makes an attribute of any keyword, so the option would silently do nothing.
+    Celery accepts any keyword, so without this check the option would silently do nothing.
     """
     with pytest.raises(ImproperlyConfigured, match=f"{wrong!r}.*did you mean {right!r}"):
         define(app, **{wrong: 1})
@@ -98,9 +101,10 @@ OPTIONS = {"base": SQSBackoffTask, "lazy": False, "shared": False}
 
 
 def test_key_without_argument(app):
-    """A provider's key that is no argument of the task is refused.
+    """A task is refused if the ``key`` of its provider is not one of the task's arguments.
 
-    Otherwise the calls of all tenants would silently share one gate.
+    The key tells the provider's customers apart. Without it, one customer's outage would hold up
+    the tasks of all.
     """
     with pytest.raises(ImproperlyConfigured) as refused:
 
@@ -114,7 +118,7 @@ def test_key_without_argument(app):
 
 
 def test_key_with_argument(app):
-    """A provider's key that is an argument of the task is accepted."""
+    """A task is accepted if the ``key`` of its provider is one of the task's arguments."""
 
     @app.task(**OPTIONS, provider=BY_ACCOUNT)
     def plain(text, account_id): ...
@@ -129,14 +133,14 @@ def test_key_with_argument(app):
 
 
 def test_app_wide_key(app):
-    """An app-wide key of a provider is accepted even if a task lacks the argument."""
+    """If the whole app has one provider, a task without the key as an argument is accepted."""
     app.conf.sqs_backoff = {"provider": BY_ACCOUNT}
     assert define(app).backoff_options.provider == BY_ACCOUNT
 
 
 @pytest.mark.hazard("H7")
 def test_acks_late_false(app):
-    """``acks_late=False`` is refused, because it deletes the message before the run."""
+    """``acks_late=False`` is refused, because Celery would delete the message before the run."""
     with pytest.raises(ImproperlyConfigured, match=r"mail: acks_late=False .* acks_late=True"):
         define(app, acks_late=False)
 
@@ -150,9 +154,9 @@ def test_acks_late_annotation(app):
 
 
 def test_unbound_base_class(app):
-    """Defining a task leaves its base class unbound.
+    """Defining a task binds the task to its app, but not ``SQSBackoffTask`` itself.
 
-    A bound base class would share its annotations and request stack with all later tasks.
+    If the base class were bound, all later tasks would share its annotations and request stack.
     """
     other = define(Celery("other", broker="memory://", set_as_current=False))
     assert not SQSBackoffTask.__bound__
@@ -161,7 +165,7 @@ def test_unbound_base_class(app):
 
 @pytest.mark.parametrize("value", [90, 90.0, timedelta(seconds=90)], ids=repr)
 def test_option_times(app, value):
-    """An option's time is given in seconds or as a timedelta."""
+    """An option that is a time accepts seconds or a timedelta."""
     options = define(app, retry_for=value, fifo_cap=value).backoff_options
     assert (options.retry_for, options.fifo_cap) == (90, 90)
 
@@ -204,14 +208,15 @@ def test_reset_to_default(app):
     ],
     ids=["unknown", "a list", "invalid"],
 )
-def test_app_wide_options_that_are_refused(app, given, error):
+def test_invalid_app_option(app, given, error):
+    """An invalid app-wide option is refused when a task is defined."""
     app.conf.sqs_backoff = given
     with pytest.raises(ImproperlyConfigured, match=error):
         define(app)
 
 
 def test_intermediate_class(app):
-    """A task inherits the options of the classes between it and SQSBackoffTask."""
+    """A task inherits the options of its base classes, which override the app's options."""
 
     class MailTask(SQSBackoffTask):
         abstract = True

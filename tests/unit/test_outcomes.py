@@ -1,4 +1,4 @@
-"""What a failure means: who is asked, in which order, and what a broken classifier cannot do."""
+"""``judge`` decides what a task's failure means, by the task's rules and classifiers."""
 
 import dataclasses
 import logging
@@ -39,28 +39,32 @@ def raises(error: BaseException) -> Callable[[BaseException], Any]:
     return classifier
 
 
-# The order
+# The order of the rules
 
 
 @cases(
     "exc rules expected",
     {
-        "nobody has classified it": (ProviderDown(), {}, None),
-        "not on the allow list": (ProviderDown(), {"retry_on": (OSError, ValueError)}, None),
-        "allow list": (ProviderDown(), {"retry_on": (OSError, ProviderDown)}, RETRYABLE),
-        "a subclass counts": (ProviderDownForGood(), {"retry_on": (ProviderDown,)}, RETRYABLE),
-        "a base class not": (ProviderDown(), {"retry_on": (ProviderDownForGood,)}, None),
-        "the deny list comes before the allow list": (
+        "no rule": (ProviderDown(), {}, None),
+        "not in retry_on": (ProviderDown(), {"retry_on": (OSError, ValueError)}, None),
+        "in retry_on": (ProviderDown(), {"retry_on": (OSError, ProviderDown)}, RETRYABLE),
+        "subclass is in retry_on": (ProviderDown(), {"retry_on": (ProviderDownForGood,)}, None),
+        "base class is in retry_on": (
+            ProviderDownForGood(),
+            {"retry_on": (ProviderDown,)},
+            RETRYABLE,
+        ),
+        "never_retry comes before retry_on": (
             ProviderDownForGood(),
             {"retry_on": (ProviderDown,), "never_retry": (ProviderDownForGood,)},
             None,
         ),
-        "a classifier comes before the deny list": (
+        "a classifier comes before never_retry": (
             ProviderDown(),
             {"classify": (says(Outcome.RETRYABLE),), "never_retry": (ProviderDown,)},
             RETRYABLE,
         ),
-        "a classifier comes before the allow list": (
+        "a classifier comes before retry_on": (
             ProviderDown(),
             {"classify": (says(Outcome.NOT_PROCESSED),), "retry_on": (ProviderDown,)},
             NOT_PROCESSED,
@@ -70,27 +74,27 @@ def raises(error: BaseException) -> Callable[[BaseException], Any]:
             {"classify": (says(Outcome.UNKNOWN),), "retry_on": (ProviderDown,)},
             UNKNOWN,
         ),
-        "the first classifier that knows it has the say": (
+        "the first classifier with an answer decides": (
             ProviderDown(),
             {"classify": (says(None), says(NOT_PROCESSED), says(RETRYABLE))},
             NOT_PROCESSED,
         ),
-        "no classifier knows it: the lists are asked": (
+        "no classifier has an answer": (
             ProviderDown(),
             {"classify": (says(None),), "retry_on": (ProviderDown,)},
             RETRYABLE,
         ),
-        "a classifier's verdict is kept whole": (
+        "a classifier's verdict with a time to wait": (
             ProviderDown(),
             {"classify": (says(Verdict(Outcome.RETRYABLE, retry_after=30)),)},
             Verdict(Outcome.RETRYABLE, retry_after=30),
         ),
-        "Retryable speaks first": (
+        "Retryable comes before all rules": (
             Retryable("later", retry_after=5),
             {"classify": (says(Outcome.UNKNOWN),), "never_retry": (Retryable,)},
             Verdict(Outcome.RETRYABLE, retry_after=5),
         ),
-        "NonRetryable speaks first": (
+        "NonRetryable comes before all rules": (
             NonRetryable("never"),
             {"classify": (says(Outcome.RETRYABLE),), "retry_on": (NonRetryable,)},
             UNKNOWN,
@@ -109,9 +113,9 @@ def test_precedence(exc, rules, expected):
 
 @pytest.mark.parametrize("explicit", [True, False], ids=["raise from", "raise while handling"])
 def test_retryable_cause(explicit):
-    """A retryable cause does not make the error around it retryable.
+    """An error is not retryable just because it was raised from, or after, a retryable one.
 
-    The outer error may have happened after the work was done.
+    The work may have been done before the second error.
     """
     outer = ValueError("wrapped")
     if explicit:
@@ -163,7 +167,7 @@ BROKEN = [
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_broken_classifier(broken, caplog):
-    """A broken classifier is skipped, and logged without user data."""
+    """A classifier that raises or returns nonsense is skipped, and logged without user data."""
     assert judge(ProviderDown(SECRET), classify=(broken,)) is None
 
     [record] = caplog.records
@@ -194,13 +198,13 @@ def test_log_of_broken_classifier(broken, name, did, caplog):
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit()], ids=repr)
 def test_stop_in_classifier(stop):
-    """A request to stop passes through a classifier."""
+    """If a classifier raises ``KeyboardInterrupt`` or ``SystemExit``, ``judge`` raises it too."""
     with pytest.raises(type(stop)):
         judge(ProviderDown(), classify=(raises(stop),))
 
 
 def test_broken_verdict_property(caplog):
-    """An exception with a broken verdict counts as a broken classifier."""
+    """If the ``verdict`` of an exception raises, it is logged and the classifiers decide."""
     exc = Retryable("later")
     exc.retry_after = -5
 
@@ -234,9 +238,9 @@ class ThatForgetsItsBase(Retryable):
     ids=repr,
 )
 def test_pickling(exc):
-    """An exception keeps its attributes when it is pickled.
+    """``Retryable``, ``NonRetryable`` and their subclasses keep their attributes when pickled.
 
-    It leaves the pool process, and enters a result backend, in pickled form.
+    The pool process pickles an exception for the main process, and so may a result backend.
     """
     back = pickle.loads(pickle.dumps(exc))
     assert type(back) is type(exc)
@@ -248,7 +252,7 @@ def test_pickling(exc):
 def test_invalid_not_processed(value):
     """``not_processed`` must be a bool.
 
-    A text such as "no" is true to Python, and would undo work that may have been processed.
+    A text such as "no" counts as true in Python. It would undo work that may have been done.
     """
     with pytest.raises(TypeError, match=r"^invalid not_processed .*: expected a bool$"):
         NonRetryable("never", not_processed=value)
@@ -269,7 +273,8 @@ def test_invalid_not_processed(value):
     ],
     ids=repr,
 )
-def test_retry_after_must_be_a_time(value, error):
+def test_invalid_retry_after(value, error):
+    """A ``retry_after`` that is not a finite time, from 0 up, is refused."""
     legal = r"^invalid retry_after .*: expected seconds or a timedelta, from 0 up, finite$"
     with pytest.raises(error, match=legal):
         Verdict(Outcome.RETRYABLE, retry_after=value)
@@ -279,7 +284,7 @@ def test_retry_after_must_be_a_time(value, error):
 
 @pytest.mark.parametrize("value", ["RETRYABLE", None, True, Outcome])
 def test_invalid_outcome(value):
-    """A verdict refuses a value that is no Outcome."""
+    """A verdict refuses an outcome that is no ``Outcome``."""
     with pytest.raises(TypeError, match=r"^invalid outcome .*: expected an Outcome$"):
         Verdict(value)
 
@@ -307,11 +312,12 @@ def test_verdict_is_a_value():
     },
 )
 def test_properties_of_verdict(verdict, wants_retry, nothing_was_processed):
-    """A verdict tells apart whether a retry is safe and whether nothing was processed."""
+    """A verdict answers two questions: whether to retry, and whether surely nothing was done."""
     assert verdict.wants_retry is wants_retry
     assert verdict.nothing_was_processed is nothing_was_processed
 
 
-def test_safe_to_repeat_must_be_a_bool():
+def test_invalid_safe_to_repeat():
+    """A verdict refuses a ``safe_to_repeat`` that is no bool."""
     with pytest.raises(TypeError, match="invalid safe_to_repeat 1: expected a bool"):
         Verdict(Outcome.UNKNOWN, safe_to_repeat=1)

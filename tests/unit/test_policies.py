@@ -77,7 +77,7 @@ class Lowest:
     ids=repr,
 )
 def test_first_ceilings(policy, expected):
-    """The first ceilings of each policy are those of its formula."""
+    """The ceiling of an attempt, its longest delay, follows the formula of the policy."""
     assert [policy.ceiling(n) for n in range(1, len(expected) + 1)] == expected
 
 
@@ -113,10 +113,7 @@ def test_delay_within_ceiling(policy, attempt, seed):
 @given(policy=any_policy, attempt=attempts)
 @example(policy=DecorrelatedJitter(base=7.7), attempt=2)  # 3 * (3 * 7.7) > 7.7 * 9, in floats
 def test_highest_draw(policy, attempt):
-    """No delay is longer than its ceiling, even if every draw is the highest.
-
-    Rounding may not push it over the ceiling either.
-    """
+    """The highest draw gives no delay above the ceiling, not even by a rounding error."""
     assert policy.delay(attempt, Highest()) <= policy.ceiling(attempt)
 
 
@@ -148,7 +145,8 @@ def test_ten_thousand_failures(policy, attempt):
 def test_cap_before_jitter(policy, expected_mean):
     """A policy applies the cap before the jitter.
 
-    Draws cut off at the cap would bring all messages of a long outage back together.
+    If random delays were cut off at the cap, most messages of a long outage would come back at
+    the same time.
     """
     rng = random.Random(20)
     draws = [policy.delay(30, rng) for _ in range(20_000)]
@@ -157,14 +155,14 @@ def test_cap_before_jitter(policy, expected_mean):
     assert math.fsum(draws) / len(draws) == pytest.approx(expected_mean, rel=0.02)
 
 
-# Whose draw it is
+# Delays of one message
 
 
 @pytest.mark.parametrize(
     "policy", [p for p in ALL if type(p) is not DecorrelatedJitter], ids=name_of
 )
 def test_independent_of_message(policy):
-    """Policies other than the decorrelated one draw the same delays for every message."""
+    """All policies except ``DecorrelatedJitter`` draw a delay regardless of the message's ID."""
     expected = [policy.delay(n, random.Random(7)) for n in (1, 2, 3)]
 
     assert [policy.delay_for("one", n, random.Random(7)) for n in (1, 2, 3)] == expected
@@ -172,8 +170,11 @@ def test_independent_of_message(policy):
 
 
 @given(message_id=st.text(), seed=seeds)
-def test_decorrelated_chain_of_a_message(message_id, seed):
-    """Each delay is the published formula's, applied to the one before."""
+def test_decorrelated_delays(message_id, seed):
+    """``DecorrelatedJitter`` computes each delay of a message from the message's last delay.
+
+    It stores no delay. It draws all earlier delays again, with the message's ID as the seed.
+    """
     order = random.Random(seed).sample(range(1, 21), k=20)
     asked = {n: DecorrelatedJitter().delay_for(message_id, n, random.Random(n)) for n in order}
 
@@ -194,7 +195,7 @@ def test_custom_policy():
     assert Linear().delay_for("any", 4) == 40
 
 
-# Values that can be passed around
+# Pickling and repr
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -209,7 +210,7 @@ def test_repr():
     assert repr(Schedule([1, timedelta(minutes=1)])) == "Schedule(delays=(1.0, 60.0))"
 
 
-# What is refused
+# Invalid arguments
 
 NOT_NUMBERS = [True, "2", None, [2], 2j]
 NOT_FINITE = [math.nan, math.inf, -math.inf, 10**400]
@@ -261,6 +262,3 @@ def test_empty_schedule():
         Schedule([])
     with pytest.raises(TypeError, match=r"^invalid delays 5: expected a list"):
         Schedule(5)
-
-
-# The module

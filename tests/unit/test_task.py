@@ -1,4 +1,7 @@
-"""A task in its own process: what is raised instead of its failure, and what is undone."""
+"""A task's run in the pool process: what it raises after a failure, and when it is undone.
+
+To undo a run is to call the task's ``on_not_processed``.
+"""
 
 import threading
 import time
@@ -55,7 +58,7 @@ def undone():
 
 @pytest.fixture
 def failing(app, undone):
-    """Make a task that raises what it is given, and notes what it undoes."""
+    """Return a function that defines a task. The task raises its argument, and notes each undo."""
 
     def define(**options):
         def note_undo(task, exc, args, kwargs):
@@ -78,7 +81,7 @@ def failing(app, undone):
 
 @contextmanager
 def received(task, *, args=(), kwargs=None, retries=0, **facts):
-    """Within the block the task runs for a message from SQS."""
+    """Give the task a request, so that in this block it runs for a message from SQS."""
     now = time.time()
     delivery = Delivery(**{"message_id": "m", "queue_url": URL, "received_at": now} | facts)
     task.push_request(
@@ -101,7 +104,7 @@ def received(task, *, args=(), kwargs=None, retries=0, **facts):
 
 
 def raised_by(task, *args, **facts):
-    """What the task raises, and why it says it is given up."""
+    """Run the task. Return what it raises, and its decision if it gives the message up."""
     with received(task, args=args, **facts) as run:
         with pytest.raises(BaseException) as caught:  # noqa: PT011
             task.run(*args)
@@ -110,7 +113,7 @@ def raised_by(task, *args, **facts):
 
 
 def error_of(task, failure):
-    """What may be said of a failure outside of the process that ran the task."""
+    """Run the task. Return the text of its error that leaves the process."""
     with received(task, args=(failure,)) as run:
         with pytest.raises((type(failure), BackoffRetry)):
             task.run(failure)
@@ -134,7 +137,7 @@ def error_of(task, failure):
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
 def test_outcome_of_failure(failing, undone, failure, outcome, is_undone):
-    """A failure's outcome decides whether the task is retried, undone, or neither."""
+    """The outcome of a failure decides whether the task is retried, and whether it is undone."""
     raised, give_up = raised_by(failing(), failure)
     assert undone == ([(type(failure).__name__, (failure,), {})] if is_undone else [])
     if outcome is Outcome.RETRYABLE:
@@ -147,7 +150,7 @@ def test_outcome_of_failure(failing, undone, failure, outcome, is_undone):
 
 
 class NotSent(Exception):
-    """Of a library; nobody has classified it."""
+    """An error of a library that no rule of the task knows."""
 
 
 IN_DOUBT = (lambda exc: Outcome.UNKNOWN if isinstance(exc, ProviderDown) else None,)
@@ -193,8 +196,11 @@ REFUSED = (lambda exc: Outcome.NOT_PROCESSED if isinstance(exc, ProviderDown) el
         "last retry",
     ],
 )
-def test_provider_reply_of_a_failure(failing, failure, options, reply):
-    """The gate counts each failure that a rule knows, in doubt or not, and no other."""
+def test_reply_of_failure(failing, failure, options, reply):
+    """A run reports what its failure says about the provider, if a rule of the task knows it.
+
+    If the provider failed too often, the worker stops calling it for a while.
+    """
     task = failing(**options)
     with received(task, args=(failure,)) as run:
         with suppress(BaseException):
@@ -205,8 +211,11 @@ def test_provider_reply_of_a_failure(failing, failure, options, reply):
 @pytest.mark.parametrize(
     ("cause", "reply"), [(ProviderDown(), Reply.FAILED), (NotSent(), None), (None, None)], ids=repr
 )
-def test_provider_reply_of_a_retry_by_hand(app, cause, reply):
-    """``self.retry(countdown=5)`` without an error is how a task polls a provider that is well."""
+def test_reply_of_retry(app, cause, reply):
+    """A ``self.retry(countdown=5)`` without an error says nothing about the provider.
+
+    A task may poll a provider in this way although the provider is up.
+    """
 
     @app.task(base=SQSBackoffTask, bind=True, lazy=False, shared=False, retry_on=ProviderDown)
     def poll(self):
@@ -234,8 +243,8 @@ SAFE_TO_REPEAT = Verdict(Outcome.UNKNOWN, 30, safe_to_repeat=True)
 def test_retry_after(failing, undone, options, failure, when):
     """``retry_after`` is the least delay of a retry, and jitter is added to it.
 
-    A failure in doubt that is safe to repeat is not undone. Without a retry left it is given up
-    with the outcome UNKNOWN.
+    A failure with ``safe_to_repeat`` is retried and not undone. If no retry is left, the message is
+    given up with the outcome UNKNOWN.
     """
     raised, give_up = raised_by(failing(**options), failure)
     if when is None:
@@ -253,7 +262,7 @@ def test_retry_after(failing, undone, options, failure, when):
         ("lost", ProviderDown("x"), Outcome.UNKNOWN),
         ("in doubt", PermissionError("the key was revoked"), Outcome.UNKNOWN),
         ("lost", PermissionError("the key was revoked"), Outcome.UNKNOWN),
-        # The task's own word, which may have looked: nothing was done, then or now.
+        # With not_processed, the task vouches for all its runs, because it may have looked.
         ("in doubt", NonRetryable("declined", not_processed=True), Outcome.NOT_PROCESSED),
         ("down", PermissionError("the key was revoked"), Outcome.NOT_PROCESSED),
         ("busy", ProviderDown("x"), Outcome.RETRYABLE),
@@ -262,9 +271,9 @@ def test_retry_after(failing, undone, options, failure, when):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_earlier_run_in_doubt(app, undone, earlier, later, outcome):
-    """A provider's failure does not undo a message whose earlier run is in doubt.
+    """If an earlier run of the message may have done the work, a failed run is not undone.
 
-    An outage begins with an answer that is lost, and goes on with refused connections.
+    An outage may begin with a lost answer, and go on with refused connections.
     """
     app.conf.sqs_backoff = {"store": MemoryStore()}
     failures = {"busy": Busy("held"), "down": ProviderDown("x")}
@@ -291,7 +300,7 @@ def test_earlier_run_in_doubt(app, undone, earlier, later, outcome):
         raise failure
 
     if earlier == "lost":
-        raised_by(charge, KeyboardInterrupt(), False)  # as SIGKILL would
+        raised_by(charge, KeyboardInterrupt(), False)  # like a kill, it leaves a run without an end
     else:
         raised_by(charge, failures.get(earlier, TimeoutError()), earlier.endswith("by hand"))
     undone.clear()
@@ -305,9 +314,9 @@ def test_earlier_run_in_doubt(app, undone, earlier, later, outcome):
 
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_second_delivery_acted(app, undone, is_lost):
-    """A run undoes nothing after another delivery of its message has acted.
+    """If SQS delivers a message twice and the second run may have done the work, nothing is undone.
 
-    SQS may deliver a message twice. The second run has done the work, or was lost while doing it.
+    The second run has ended, or was killed, before the first run fails.
     """
     app.conf.sqs_backoff = {"store": MemoryStore()}
 
@@ -323,7 +332,7 @@ def test_second_delivery_acted(app, undone, is_lost):
     def mail():
         if threading.current_thread() is not threading.main_thread():
             if is_lost:
-                raise KeyboardInterrupt  # as SIGKILL would
+                raise KeyboardInterrupt  # like a kill, it leaves the run without an end
             return
         other = threading.Thread(target=deliver_again)
         other.start()
@@ -339,8 +348,11 @@ def test_second_delivery_acted(app, undone, is_lost):
     assert give_up.outcome is Outcome.UNKNOWN
 
 
-def test_no_undo_while_the_store_is_away(app, failing, undone, monkeypatch):
-    """The network of this machine may be down: then neither provider nor store is reached."""
+def test_undo_without_store(app, failing, undone, monkeypatch):
+    """If the store is away, a failed run is not undone.
+
+    The store may know of an earlier run that has done the work.
+    """
     store = MemoryStore()
     app.conf.sqs_backoff = {"store": store}
     mail = failing(max_retries=1)
@@ -354,14 +366,14 @@ def test_no_undo_while_the_store_is_away(app, failing, undone, monkeypatch):
 
 
 def test_undo_fails(failing, caplog):
-    """The log of a failing undo has its type and place, but the text of no exception."""
+    """If ``on_not_processed`` raises, the log has the type and place of the error, but no text."""
 
     def broken(task, exc, args, kwargs):
         raise RuntimeError("card 4222")
 
     failure = ProviderDown("card 4111, password=hunter2")
     raised, _ = raised_by(failing(on_not_processed=broken), failure)
-    assert type(raised) is BackoffRetry, "the retry is not lost"
+    assert type(raised) is BackoffRetry, "the task is still retried"
     assert "sqs_backoff.on_not_processed_failed" in caplog.text
     assert "builtins.RuntimeError at " in caplog.text
     assert " in broken" in caplog.text
@@ -369,15 +381,18 @@ def test_undo_fails(failing, caplog):
 
 
 def test_error_text_masked(failing):
-    """The text and traceback of an error are masked in the process that ran the task."""
+    """Credentials in an error are masked before its text leaves the process of the run."""
     error = error_of(failing(), ValueError("mail 7: password=hunter2"))
     assert error.exception_message == "mail 7: password=***"
     assert "password=***" in error.traceback
     assert "hunter2" not in error.traceback
 
 
-def test_error_of_a_retry(failing):
-    """Only a dead letter says more than the type. To format and mask it takes 0.6 ms."""
+def test_error_of_retry(failing):
+    """If the task is retried, its error's text does not leave the process.
+
+    Only a dead letter needs the text, and it takes 0.6 ms to format and mask it.
+    """
     error = error_of(failing(), ProviderDown("password=hunter2"))
     assert (error.exception_message, error.traceback) == (None, None)
 
@@ -385,9 +400,9 @@ def test_error_of_a_retry(failing):
 @pytest.mark.hazard("H24")
 @pytest.mark.parametrize("code", [0, 1, None])
 def test_sys_exit(failing, code):
-    """``sys.exit()`` fails the task with WorkerLostError, and its outcome is UNKNOWN.
+    """If a task calls ``sys.exit()``, it fails with WorkerLostError and the outcome UNKNOWN.
 
-    Otherwise it would end the worker.
+    Otherwise the call would end the worker.
     """
     raised, give_up = raised_by(failing(), SystemExit(code))
     assert type(raised) is WorkerLostError
@@ -395,7 +410,7 @@ def test_sys_exit(failing, code):
 
 
 def test_sys_exit_other_broker(failing):
-    """On another broker ``sys.exit()`` ends the process, as it does with Celery."""
+    """If the broker is not SQS, ``sys.exit()`` in a task ends the process, as in stock Celery."""
     task = failing()
     task.push_request(id="1", called_directly=False)
     try:
@@ -406,7 +421,7 @@ def test_sys_exit_other_broker(failing):
 
 
 def test_kinds_of_task(app):
-    """Bound, unbound, static and class-based tasks are all retried after a failure."""
+    """A task may be bound, unbound or a class with any kind of ``run`` method: it is retried."""
     options = {"base": SQSBackoffTask, "retry_on": ProviderDown, "lazy": False, "shared": False}
 
     @app.task(bind=True, name="bound", **options)
@@ -451,10 +466,7 @@ def test_kinds_of_task(app):
 
 
 def test_call_of_inherited_run(app):
-    """A task may call the ``run`` of a registered task that it inherits from.
-
-    The call was taken for a task that calls itself as a function, so its retry was a dead letter.
-    """
+    """A task may call the ``run`` of a task that it inherits from, and a retry in it works."""
     seen = []
 
     class First(SQSBackoffTask):
@@ -479,7 +491,7 @@ def test_call_of_inherited_run(app):
 
 
 def test_inherited_class_method(app):
-    """A class method that a task inherits is called with the class of the inheriting task."""
+    """If ``run`` is an inherited class method, its ``cls`` is the class of the inheriting task."""
 
     class First(SQSBackoffTask):
         name = "first"
@@ -498,7 +510,7 @@ def test_inherited_class_method(app):
 
 
 def retry(task, **options):
-    """What ``self.retry()`` raises, for a message that was sent with one argument."""
+    """Call ``self.retry()`` for a message with arguments. Return what it raises, and the run."""
     facts = options.pop("facts", {})
     with received(task, args=("a",), kwargs={"k": 1}, **facts) as request:
         with pytest.raises(BaseException) as caught:  # noqa: PT011
@@ -508,7 +520,7 @@ def retry(task, **options):
 
 @pytest.fixture
 def published(monkeypatch):
-    """Signatures that Celery publishes, instead of publishing them."""
+    """Keep Celery from publishing messages, and return the list of their signatures."""
     found = []
     monkeypatch.setattr(
         "celery.canvas.Signature.apply_async", lambda self, *a, **k: found.append(self)
@@ -528,7 +540,7 @@ def published(monkeypatch):
     ],
 )
 def test_unchanged_retry(failing, published, options, delay):
-    """A retry that changes nothing keeps the SQS message instead of publishing a copy."""
+    """If ``self.retry()`` changes nothing, the message is kept and no copy is published."""
     raised, run = retry(failing(), **options)
     assert type(raised) is BackoffRetry
     assert run.asked.is_named is ("countdown" in options)
@@ -547,7 +559,7 @@ def test_unchanged_retry(failing, published, options, delay):
     ],
 )
 def test_changed_retry(failing, published, options):
-    """A retry that changes the message is published as a copy, as Celery does."""
+    """If ``self.retry()`` changes the message, it publishes a changed copy, as in stock Celery."""
     raised, _ = retry(failing(), **options)
     assert type(raised) is Retry
     assert len(published) == 1
@@ -557,9 +569,9 @@ def test_changed_retry(failing, published, options):
     ("args", "kwargs"), [((["a"],), {}), ((), {"page": 1})], ids=["a list", "its own kwargs"]
 )
 def test_mutated_arguments(failing, published, args, kwargs):
-    """A retry with arguments that the run may have changed in place is published.
+    """If a run changes its arguments in place and passes them to ``retry``, a copy is published.
 
-    The message was kept, so its next run sent the first mail again.
+    The kept message would still have the old arguments.
     """
     task = failing()
     with received(task, args=args, kwargs=kwargs):
@@ -573,7 +585,8 @@ def test_mutated_arguments(failing, published, args, kwargs):
     ]
 
 
-def test_throw_false_publishes_and_returns(failing, published):
+def test_throw_false(failing, published):
+    """``self.retry(throw=False)`` publishes a copy and returns, so that the run goes on."""
     task = failing()
     with received(task):
         assert type(task.retry(throw=False, countdown=1)) is Retry
@@ -581,9 +594,9 @@ def test_throw_false_publishes_and_returns(failing, published):
 
 
 def test_last_retry(failing):
-    """The last retry raises the failure that it was given.
+    """If no retry is left, ``self.retry(exc=error)`` raises the error.
 
-    Without a failure it raises MaxRetriesExceededError, as in Celery.
+    Without an error it raises MaxRetriesExceededError, as in stock Celery.
     """
     failure, task = ProviderDown("x"), failing(max_retries=1)
     assert retry(task, exc=failure, facts={"retries": 1})[0] is failure
@@ -593,7 +606,7 @@ def test_last_retry(failing):
 
 
 class Refused(Exception):
-    """Like botocore's ``ClientError``: it cannot be made without arguments."""
+    """An exception that cannot be made without arguments, like botocore's ``ClientError``."""
 
     def __init__(self, code):
         super().__init__(code)
@@ -601,9 +614,9 @@ class Refused(Exception):
 
 @pytest.mark.parametrize("args", [None, ["b"]], ids=["kept", "copy"])
 def test_exception_class_with_args(failing, published, args):
-    """An exception class that needs arguments is retried, and its last retry raises TypeError.
+    """``self.retry(exc=Class)`` works even if the class cannot be called without arguments.
 
-    Celery fails at the last retry too. The task failed at the first one before.
+    If no retry is left, it raises TypeError, as in stock Celery.
     """
     task = failing()
     raised, _ = retry(task, args=args, exc=Refused)
@@ -613,10 +626,10 @@ def test_exception_class_with_args(failing, published, args):
 
 
 class Boom(Exception):
-    """What a task passes to ``self.retry()``."""
+    """An error that a task passes to ``self.retry()``."""
 
 
-#: ``self.retry(max_retries=0)`` means "fail now" (Celery's #6436), however it is said.
+#: Ways to call ``self.retry(max_retries=0)``, which means "fail now" (Celery's #6436).
 FAIL_NOW = {
     "class": lambda task: task.retry(exc=Boom, max_retries=0),
     "instance": lambda task: task.retry(exc=Boom("no"), max_retries=0),
@@ -634,7 +647,8 @@ def failing_now(request, app):
     return mail
 
 
-def test_fail_now_is_final_on_sqs(failing_now, published):
+def test_fail_now(failing_now, published):
+    """On SQS, ``self.retry(max_retries=0)`` gives the message up."""
     raised, word = raised_by(failing_now)
     assert type(raised) in (Boom, MaxRetriesExceededError)
     assert word.reason is GiveUpReason.MAX_RETRIES
@@ -642,7 +656,7 @@ def test_fail_now_is_final_on_sqs(failing_now, published):
 
 
 def test_fail_now_other_broker(failing_now, published):
-    """On another broker, a task that fails now raises its error and publishes no retry."""
+    """If the broker is not SQS, ``self.retry(max_retries=0)`` raises and publishes no copy."""
     failing_now.push_request(id="i", args=(), kwargs={}, called_directly=False, delivery_info={})
     try:
         with pytest.raises((Boom, MaxRetriesExceededError)):
@@ -652,12 +666,12 @@ def test_fail_now_other_broker(failing_now, published):
     assert published == []
 
 
-# Elsewhere than on SQS
+# Calls as a function, eager tasks and other brokers
 
 
 @pytest.mark.hazard("H23")
 def test_called_as_function(failing, undone):
-    """A task that is called as a function raises its own error and undoes nothing."""
+    """A task that is called as a function raises its own error and is not undone."""
     failure = ProviderDown("x")
     with pytest.raises(ProviderDown) as caught:
         failing()(failure)
@@ -677,7 +691,7 @@ def test_eager_task(failing, undone):
 @pytest.mark.hazard("H23")
 @pytest.mark.parametrize("propagates", [False, True])
 def test_eager_max_retries(app, propagates):
-    """An eager task with ``max_retries`` is retried as Celery's own retry does it."""
+    """An eager task with ``max_retries`` is retried at once, as in stock Celery."""
     app.conf.update(task_always_eager=True, task_eager_propagates=propagates)
     runs = []
 
@@ -686,7 +700,7 @@ def test_eager_max_retries(app, propagates):
         runs.append(self.request.retries)
         raise ProviderDown("x")
 
-    if propagates:  # the retry itself is raised, as Celery's own is
+    if propagates:  # the exception Retry is raised, as in stock Celery
         with pytest.raises(Retry):
             mail.delay()
         assert runs == [0]
@@ -697,7 +711,7 @@ def test_eager_max_retries(app, propagates):
 
 @pytest.mark.hazard("H23")
 def test_retry_on_other_broker(failing, published):
-    """On another broker a failure raises Celery's own Retry, with the delay of our policy."""
+    """If the broker is not SQS, a failed task raises Celery's own Retry, with our delay."""
     task = failing()
     task.push_request(id="i", args=(), kwargs={}, called_directly=False, delivery_info={})
     try:

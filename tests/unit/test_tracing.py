@@ -1,4 +1,4 @@
-"""What is said on a span, and that nothing is without OpenTelemetry."""
+"""The attributes that a run of a task adds to its OpenTelemetry span."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def span_of(
     ids=["success", "retry", "dead letter", "crash"],
 )
 def test_span_of_run(provider, ended, attributes, events):
-    """A run's span has attributes and events that describe its end."""
+    """The span of a run has attributes and events that say how the run ended."""
     span = span_of(provider, ended)
     common = {"message_id": "m", "receive_count": 3, "attempt": 2}
     assert dict(span.attributes) == {
@@ -76,7 +76,7 @@ def test_span_of_run(provider, ended, attributes, events):
 
 
 def test_link_of_replay(provider):
-    """A replay's span links to the run that failed."""
+    """If a dead letter was replayed, the span of the new run links to the run that failed."""
     [link] = span_of(provider, replay_of=TRACE).links
     assert (link.context.trace_id, link.context.span_id) == (7, 8)
     assert link.context.is_remote
@@ -95,13 +95,14 @@ def test_link_of_replay(provider):
         '{"trace": "' + "x" * 5_000 + '"}',
     ],
 )
-def test_forged_trace_mark_makes_no_link(provider, mark):
+def test_forged_trace(provider, mark):
+    """A forged or invalid trace in a message makes no link."""
     message = {"MessageAttributes": {REPLAY_ATTRIBUTE: {"StringValue": mark}}}
     assert span_of(provider, replay_of=replay_of(message)).links == ()
 
 
 def test_broken_tracing(monkeypatch):
-    """A tracing library that raises does not fail the task."""
+    """If the tracing library raises, the task does not fail."""
 
     class Broken:
         @staticmethod
@@ -113,7 +114,7 @@ def test_broken_tracing(monkeypatch):
 
 
 def test_no_opentelemetry():
-    """The worker does not import OpenTelemetry by itself."""
+    """If the user's program has not imported OpenTelemetry, the worker does not either."""
     code = (
         "import sys; from celery_sqs_backoff.task.tracing import note_end;"
         "assert note_end(None, None, attempt=1) is None; assert 'opentelemetry' not in sys.modules"
