@@ -1,4 +1,4 @@
-"""The tables: complete, and harmless where a library is absent."""
+"""The classifiers' tables of errors: complete, and harmless if a library is not installed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ FACTORIES = [getattr(classifiers, name) for name in classifiers.__all__]
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_names_of_tables(library):
-    """Every name in a library's table is a class of its newest version."""
-    assert stripe  # loaded for the table of SDKs
+    """Each error that a library's table names exists in the newest version of the library."""
+    assert stripe  # the table of SDKs finds its errors only if the SDK is imported
     if library == "botocore" and not hasattr(botocore.exceptions, "LoginError"):
         pytest.skip("an older botocore, in the tests of the lowest versions, has fewer errors")
     for rule in LIBRARIES[library]:
@@ -33,7 +33,7 @@ def test_names_of_tables(library):
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_dropped_rules(library):
-    """No error in doubt becomes RETRYABLE, whichever rule is dropped."""
+    """If any rule of a table is removed, no error in doubt becomes RETRYABLE."""
     table = LIBRARIES[library]
     for error in {error for rule in table for error in rule.classes()}:
         exc = error.__new__(error)
@@ -45,12 +45,12 @@ def test_dropped_rules(library):
 
 
 def outcome_of(finding: Diagnosis | None) -> Outcome:
-    """Return what a task's failure means; what no rule knows is in doubt."""
+    """Return the outcome of a diagnosis. Without a diagnosis, the outcome is in doubt."""
     return Outcome.UNKNOWN if finding is None else finding.meaning.outcome()
 
 
-def test_no_library_is_imported_nor_needed():
-    """In a fresh interpreter that cannot import them."""
+def test_absent_libraries():
+    """The classifiers work although none of the libraries that they know can be imported."""
     program = """
 import sys
 import celery_sqs_backoff
@@ -69,7 +69,8 @@ print(known_errors()(ConnectionRefusedError()), known_errors()(Refused()).outcom
 
 
 @pytest.mark.parametrize("factory", FACTORIES, ids=lambda factory: factory.__name__)
-def test_idempotent_is_a_yes_or_no(factory):
+def test_idempotent_not_bool(factory):
+    """Each classifier refuses an ``idempotent`` that is neither True nor False."""
     assert callable(factory)
     for nonsense in ("yes", 1, None):
         with pytest.raises(TypeError, match="idempotent"):
@@ -82,7 +83,7 @@ def test_idempotent_is_a_yes_or_no(factory):
     [ValueError("no"), OSError(), TimeoutError(), ConnectionResetError(), KeyboardInterrupt()],
 )
 def test_foreign_error(factory, exc):
-    """A classifier does not classify an error that its library did not raise."""
+    """A classifier returns None for an error that its library did not raise."""
     assert callable(factory)
     assert factory(idempotent=True)(exc) is None
 
@@ -93,7 +94,7 @@ def test_repr():
 
 
 class SDKError(Exception):
-    """Of an SDK that the project has named."""
+    """An error of an SDK that the user named in ``sdk_errors(modules=...)``."""
 
     def __init__(self, **attributes: object) -> None:
         super().__init__("no")
@@ -107,15 +108,18 @@ class SDKError(Exception):
         "status_code": ({"status_code": 401}, Outcome.NOT_PROCESSED),
         "status": ({"status": 500}, Outcome.UNKNOWN),
         "a response": ({"response": SimpleNamespace(status_code=429)}, Outcome.RETRYABLE),
-        "its status": ({"response": SimpleNamespace(status=404)}, Outcome.NOT_PROCESSED),
+        "a response with status": (
+            {"response": SimpleNamespace(status=404)},
+            Outcome.NOT_PROCESSED,
+        ),
         "no status": ({"http_status": None}, None),
         "a status that is a word": ({"status": "failed"}, None),
-        "a code may be anything": ({"code": 503}, None),
-        "a dict is no response": ({"response": {"status": 503}}, None),
+        "code, which may mean anything": ({"code": 503}, None),
+        "a response that is a dict": ({"response": {"status": 503}}, None),
     },
 )
 def test_sdk_error(attributes, expected):
-    """An SDK's error is classified by its status."""
+    """An SDK's error is classified by its HTTP status."""
     errors = classifiers.sdk_errors(modules=["tests"])
     verdict = errors(SDKError(**attributes))
     assert classifiers.sdk_errors()(SDKError(**attributes)) is None
@@ -137,7 +141,7 @@ def test_error_of_project():
 
 @pytest.mark.parametrize(("accepted", "expected"), [(0, Outcome.RETRYABLE), (1, Outcome.UNKNOWN)])
 def test_mass_mail_over_api(accepted, expected):
-    """A mass mail over an API is in doubt once a mail was accepted.
+    """If one of several mails sent in a loop was accepted, a later refusal is in doubt.
 
     A retry would send the first mail again. The loop is like django-anymail's.
     """
@@ -162,9 +166,9 @@ def send_messages(messages):
 
 
 def test_endless_smtp_reply():
-    """An SMTP reply that never ends is in doubt.
+    """An SMTP reply that never ends leaves the mail in doubt.
 
-    smtplib reports it as a 500, regardless of the server's reply to the mail.
+    smtplib reports a 500 then, although the server may have accepted the mail.
     """
 
     class Endless:
@@ -187,10 +191,7 @@ def test_endless_smtp_reply():
 
 
 def test_retry_after_in_response():
-    """``Retry-After`` is also read from the error's response.
-
-    django-anymail's errors have it there.
-    """
+    """``Retry-After`` is also read from the error's ``response``, where django-anymail has it."""
     response = SimpleNamespace(status_code=429, headers={"Retry-After": "120"})
     error = SDKError(status_code=429, response=response)
     assert classifiers.sdk_errors(modules=["tests"])(error) == Verdict(Outcome.RETRYABLE, 120)
@@ -208,6 +209,7 @@ def test_retry_after_in_response():
     ],
 )
 def test_codes_of_aws(code, expected, if_idempotent):
+    """AWS's error code decides the outcome, together with ``idempotent``."""
     error = botocore.exceptions.ClientError(
         {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "Call"
     )

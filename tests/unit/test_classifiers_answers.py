@@ -1,4 +1,4 @@
-"""What an HTTP answer says: its status, and how long to wait. Pure, with the time passed in."""
+"""What classifiers read from an HTTP response: the meaning of its status, and a time to wait."""
 
 from email.message import Message
 
@@ -35,16 +35,16 @@ def test_status(status, meaning):
 
 
 def test_429_without_time():
-    """A 429 without a time is a refusal for now.
+    """A 429 that names no time to wait is a refusal for now.
 
-    It shows that the provider is up and that the calls are too fast, so the gate cuts their rate.
+    It shows that the provider is up and gets too many calls, so workers call it more slowly.
     """
     assert answer(429, now=NOW) == Diagnosis(Meaning.REFUSED_FOR_NOW, 0.0)
 
 
 @pytest.mark.parametrize("status", [None, "503", True, 0, 100, 200, 204, 302, 399, 600, 5.03])
 def test_status_without_error(status):
-    """A status that is no error has no meaning."""
+    """``answer`` returns None for a status that is no HTTP error."""
     assert answer(status, {"Retry-After": "1"}, now=NOW) is None
 
 
@@ -64,11 +64,11 @@ def test_status_without_error(status):
         "words": ({"Retry-After": "soon"}, None),
         "empty": ({"Retry-After": ""}, None),
         "no such year": ({"Retry-After": "Sun, 06 Nov 99999 08:50:37 GMT"}, None),
-        "nothing": ({}, None),
+        "empty headers": ({}, None),
         "no headers": (None, None),
-        "headers that are none": ("Retry-After: 5", None),
-        "nothing left": ({"RateLimit-Remaining": "0", "RateLimit-Reset": "30"}, 30),
-        "some left": ({"RateLimit-Remaining": "7", "RateLimit-Reset": "30"}, None),
+        "headers as text": ("Retry-After: 5", None),
+        "no calls left": ({"RateLimit-Remaining": "0", "RateLimit-Reset": "30"}, 30),
+        "some calls left": ({"RateLimit-Remaining": "7", "RateLimit-Reset": "30"}, None),
         "a reset alone": ({"RateLimit-Reset": "30"}, None),
         "the older names": ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "30"}, 30),
         "Retry-After comes first": (
@@ -78,18 +78,19 @@ def test_status_without_error(status):
     },
 )
 def test_how_long_to_wait(headers, seconds):
+    """The time to wait is read from ``Retry-After``, or else from the headers of a rate limit."""
     assert read_asked_seconds(headers, now=NOW) == seconds
 
 
 @pytest.mark.parametrize("reset", ["1700000060", "1700000060000"], ids=["seconds", "milliseconds"])
 def test_reset_time(reset):
-    """A rate limit's reset may be a point in time."""
+    """A rate limit's reset may be a Unix time instead of a number of seconds to wait."""
     headers = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset}
     assert read_asked_seconds(headers, now=1_700_000_000.0) == 60
 
 
 def test_429_with_reset():
-    """A 429 counts its reset time even if it does not state the remaining quota."""
+    """A 429 asks for a wait until its reset time, even if it does not say how many calls remain."""
     headers = {"RateLimit-Reset": "30"}
     assert answer(429, headers, now=NOW) == Diagnosis(Meaning.REFUSED_FOR_NOW, 30)
     assert answer(503, headers, now=NOW) == Diagnosis(Meaning.UNAVAILABLE)
@@ -105,7 +106,7 @@ def test_429_with_reset():
 def test_refusal_with_wait(headers):
     """A 403 or 413 that asks for a wait is a refusal for now.
 
-    GitHub sends 403 for its rate limits, and RFC 9110, 15.5.14 defines it for 413.
+    GitHub sends 403 for its rate limits. RFC 9110, 15.5.14 allows ``Retry-After`` with 413.
     """
     for status in (403, 413):
         assert answer(status, headers, now=NOW) == Diagnosis(Meaning.REFUSED_FOR_NOW, 60)
@@ -113,9 +114,10 @@ def test_refusal_with_wait(headers):
 
 
 def test_503_with_retry_after():
-    """A 503 is a refusal for now only if it has a ``Retry-After`` header.
+    """A 503 is a refusal for now only if it has a valid ``Retry-After`` header.
 
-    Envoy puts the rate limit on every answer, including its own for a request that it passed on.
+    Headers of a rate limit prove nothing. Envoy, a proxy, adds them to all responses, even to its
+    own 503 for a request that the provider has received.
     https://www.envoyproxy.io/docs/envoy/latest/api-v3/extensions/filters/http/ratelimit/v3/rate_limit.proto
     """
     believed = answer(503, {"Retry-After": "60"}, now=NOW)
@@ -139,7 +141,7 @@ def test_503_with_retry_after():
 def test_503_of_gateway(headers, meaning):
     """A 503 that a gateway made itself is no refusal, even with ``Retry-After``.
 
-    Varnish's own 503 says ``Retry-After: 5``, even after it has passed on a charge.
+    Varnish, a gateway, answers 503 with ``Retry-After: 5`` even if the provider got the request.
     """
     found = answer(503, headers, now=NOW)
     assert found is not None
@@ -147,7 +149,7 @@ def test_503_of_gateway(headers, meaning):
 
 
 def test_stdlib_headers():
-    """``Retry-After`` is read from headers of the standard library too."""
+    """``Retry-After`` is also read from the standard library's ``Message`` headers."""
     headers = Message()
     headers["Retry-After"] = "3"
     assert read_asked_seconds(headers, now=NOW) == 3
@@ -160,8 +162,8 @@ def test_stdlib_headers():
     ),
     value=st.one_of(st.text(max_size=40), st.integers().map(str), st.floats().map(str)),
 )
-def test_no_header_breaks_it(status, name, value):
-    """Whatever a provider sends, there is a verdict, or none; never an error."""
+def test_arbitrary_header(status, name, value):
+    """``answer`` never raises, whatever status and headers a provider sends."""
     finding = answer(status, {name: value, "RateLimit-Remaining": "0"}, now=NOW)
     if finding is not None:
         assert isinstance(finding.verdict(idempotent=False), Verdict)
@@ -180,9 +182,9 @@ def test_no_header_breaks_it(status, name, value):
     ],
 )
 def test_verdict_of_diagnosis(meaning, outcome, repeated, trusting):
-    """A diagnosis keeps apart whether a call is in doubt and whether it is safe to repeat.
+    """With ``idempotent=True``, a call in doubt is safe to repeat, and is still in doubt.
 
-    An idempotent call in doubt is repeated and stays in doubt, so nothing is undone.
+    So the worker retries the task, but does not undo its work.
     """
     finding = Diagnosis(meaning, 9)
     retried = outcome is Outcome.RETRYABLE

@@ -1,4 +1,4 @@
-"""How all commands end: one table of exit codes, and one line that says what to do."""
+"""How our commands, such as ``celery sqs-redrive``, end: with an exit code and a line of error."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def app_on(broker, **options):
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Run a command on an app; without an app as ``celery`` without ``-A``."""
+    """Return a function that runs a command. Without ``app``, it runs ``celery`` without ``-A``."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -53,7 +53,7 @@ def run(monkeypatch, tmp_path):
 
 
 def assert_ended(result, code, words):
-    """It ends with the code and one line for people, without traceback and secret."""
+    """Check that a command ended with a code and one line of error, which shows no password."""
     assert (result.exit_code, result.exception.__class__) == (code, SystemExit), result.output
     [line] = [line for line in result.stderr.splitlines() if line]
     assert line.startswith("Error: ")
@@ -65,7 +65,7 @@ def assert_ended(result, code, words):
 def test_no_app(run, name, monkeypatch):
     """Without an app, every command ends with an error that names ``-A``.
 
-    Celery makes an app up, on a RabbitMQ of this machine.
+    Without ``-A``, Celery uses a default app whose broker is RabbitMQ on the same machine.
     """
     monkeypatch.setattr("celery._state.default_app", None)
     monkeypatch.setattr("celery._state._tls", type("Local", (), {"current_app": None})())
@@ -84,7 +84,7 @@ def test_other_broker(run, name):
 def test_unreachable(run, name):
     """A command that cannot reach SQS ends with an error about the network.
 
-    The other two commands try for 20 s; ``test_redrive_command`` has them.
+    ``sqs-redrive`` and ``sqs-peek`` try for 20 seconds first, so slower tests cover them.
     """
     app = app_on(f"sqs://key:{SECRET}@127.0.0.1:1//")
     assert_ended(run(name, *ASK_SQS[name], app=app), UNREACHABLE, "Check the network")
@@ -97,9 +97,9 @@ def test_no_credentials(run, name):
 
 
 def test_missing_queue(run):
-    """``sqs-status`` refuses a queue that does not exist.
+    """``sqs-status`` ends with an error if a queue does not exist.
 
-    ``sqs-doctor`` reports it as a finding.
+    ``sqs-doctor`` shows a missing queue among its findings instead.
     """
     app = app_on(
         f"sqs://key:{SECRET}@127.0.0.1:1//",
@@ -126,10 +126,7 @@ def test_ctrl_c(run, name, monkeypatch):
 
 @pytest.mark.parametrize("name", ALL)
 def test_help_lists_exit_codes(run, name):
-    """The help of each command lists its exit codes by number, with their meanings.
-
-    The author of a script reads there what each code means.
-    """
+    """The help of each command lists its exit codes by number, with their meanings."""
     text = " ".join(run(name, "--help").output.split())
     [codes] = re.findall(r"Exit codes: (.*?)\.(?: Examples:|$)", text)
     told = {int(code): meaning for code, meaning in re.findall(r"(\d+) (.*?)(?:; |$)", codes)}
@@ -142,17 +139,14 @@ def test_help_lists_exit_codes(run, name):
 
 
 def test_meanings_are_unique():
-    """A code means the same in all commands.
-
-    5 is never a finding, and 1 is never an SQS that cannot be reached.
-    """
+    """An exit code has the same meaning in all commands."""
     numbers = {n: v for n, v in vars(exit_codes).items() if isinstance(v, int)}
     assert len(set(numbers.values())) == len(numbers)
     assert set(numbers.values()) - {exit_codes.FOUND} == exit_codes.MEANINGS.keys()
 
 
 def test_commands_page():
-    """The page of the commands lists the table of exit codes."""
+    """``docs/commands.md`` lists all exit codes."""
     page = Path(__file__).parents[2] / "docs/commands.md"
     rows = re.findall(r"^\| ([\d, ]+) \|", page.read_text(), re.MULTILINE)
     listed = {int(code) for row in rows for code in row.split(",")}
@@ -161,9 +155,9 @@ def test_commands_page():
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
 def test_ignored_signal(number):
-    """A signal that the process ignores stays ignored.
+    """If a command was started with a signal ignored, it goes on ignoring this signal.
 
-    With ``nohup``, or as a script's background job, the redrive goes on when the terminal closes.
+    A redrive under ``nohup`` goes on when the terminal closes.
     """
     before = signal.signal(number, signal.SIG_IGN)
     try:

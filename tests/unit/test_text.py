@@ -1,4 +1,4 @@
-"""Text from outside in our log lines and on terminals."""
+"""How our log lines and commands print text that other people may have written."""
 
 import pytest
 
@@ -20,19 +20,19 @@ from celery_sqs_backoff.text import error_site, printable
     ],
 )
 def test_printable(text, shown):
-    """A printed text stays on one line and shows its characters in their written order."""
+    """Control characters are escaped, so that a text stays on one line, in its written order."""
     assert printable(text) == shown
 
 
 def test_long_text():
-    """A long text is cut at the limit."""
+    """A text that is longer than the limit is cut."""
     assert printable("x" * 200) == "x" * 200
     assert printable("x" * 200_000) == "x" * 200 + "..."
     assert printable("x" * 11, limit=10) == "x" * 10 + "..."
 
 
 def test_limit_with_escapes():
-    """Escapes do not make a text longer than its limit."""
+    """The limit holds for the text with its escapes, and an escape is not cut in half."""
     assert printable("\U000e0001" * 500, limit=20) == r"\U000e0001\U000e0001" + "..."
 
 
@@ -51,12 +51,12 @@ def test_limit_with_escapes():
     ids=type,
 )
 def test_not_text(value, shown):
-    """A value that is no text is shown without content that could be big or private."""
+    """Of a value that is no text, only None, a bool and a short number are shown, else its type."""
     assert printable(value) == shown
 
 
 def test_error_site():
-    """An error is named with its place, but without any of its text."""
+    """``error_site`` names the type and place of an error, and nothing of its text."""
 
     def undo():
         try:

@@ -1,4 +1,4 @@
-"""Threads: calls that may take only so long, and machines that have no thread left."""
+"""Calls in other threads with a time limit, also if the system allows no further thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def refuse(self: threading.Thread) -> None:
 
 
 def test_result_of_call():
-    """A call in another thread returns or raises as a call in this thread does."""
+    """A call in another thread gives the caller its result, or raises its exception."""
     assert call_in_time(lambda: 7, seconds=10).result() == 7
     with pytest.raises(SystemExit):
         call_in_time(partial(exit, 3), seconds=10).result()
@@ -28,7 +28,7 @@ def test_result_of_call():
 
 
 def test_slow_call():
-    """A call that takes too long continues and delays no other call."""
+    """A call that takes too long goes on in its thread and does not delay other calls."""
     goes_on = threading.Event()
     hangs = call_in_time(partial(goes_on.wait, 10), seconds=0.01)
     assert not hangs.done()
@@ -38,14 +38,14 @@ def test_slow_call():
 
 
 def test_reuse_thread():
-    """Successive calls share a thread."""
+    """Calls that are made one after the other use the same thread."""
     who = {call_in_time(threading.get_ident, seconds=10).result() for _ in range(100)}
     assert len(who) == 1
     assert threading.get_ident() not in who
 
 
 def test_no_reference_to_answer():
-    """An idle thread keeps no reference to its last answer."""
+    """An idle thread keeps no reference to the result of its last call."""
 
     class Answer:
         pass
@@ -56,9 +56,9 @@ def test_no_reference_to_answer():
 
 
 def test_no_thread_left(monkeypatch):
-    """Without a thread left, a call with a time limit is not made.
+    """If the system allows no further thread, a call with a time limit is not made.
 
-    It could block its caller for longer than the limit.
+    In the caller's own thread it could take longer than the limit.
     """
     monkeypatch.setattr(threading.Thread, "start", refuse)
     monkeypatch.setattr(threads, "_idle", type(threads._idle)())
@@ -71,7 +71,7 @@ def test_no_thread_left(monkeypatch):
 
 
 def test_shared_call():
-    """A shared call runs once for all its waiting callers, and anew after it has ended."""
+    """Callers wait for the same shared call. After its end, the next caller starts another."""
     made = []
     goes_on, now = threading.Event(), [0.0]
 
@@ -85,7 +85,7 @@ def test_shared_call():
         shared.result(seconds=0.01)
     now[0] = 100.0
     with pytest.raises(SharedCall.TakesTooLong):
-        shared.result(seconds=60)  # it has taken longer than that already
+        shared.result(seconds=60)  # by the clock, the call has already taken 100 seconds
     goes_on.set()
     now[0] = 0.0
     assert shared.result(seconds=10) in (1, 2)
@@ -93,8 +93,8 @@ def test_shared_call():
 
 
 def test_fork():
-    """A forked process does not wait for the threads of its parent."""
-    call_in_time(lambda: 7, seconds=10)  # leaves one idle here
+    """A forked process does not wait for an idle thread, which exists only in its parent."""
+    call_in_time(lambda: 7, seconds=10)  # its thread is idle afterwards
     fork = multiprocessing.get_context("fork")
     answers = fork.SimpleQueue()
 
@@ -108,7 +108,7 @@ def test_fork():
 
 
 def test_clock_during_sleep() -> None:
-    """The steady clock advances while the machine sleeps."""
+    """The clock of ``steady_seconds`` goes on while the machine sleeps, if the system has one."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         assert threads._CLOCK == time.CLOCK_BOOTTIME
     before = threads.steady_seconds()
