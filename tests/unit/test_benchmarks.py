@@ -1,4 +1,4 @@
-"""The benchmarks that measure parts of the worker, in their shortest form."""
+"""A short run of the benchmark that measures the cost of ``provider=``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from benchmarks.provider import measure
 
 
 def test_provider():
-    """A provider that is well costs no call to SQS."""
+    """While a provider answers, ``provider=`` makes no call to SQS."""
     seconds, calls = measure(repetitions=1, runs=10)
     assert (len(seconds), calls) == (1, 0)

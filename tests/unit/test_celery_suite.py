@@ -1,4 +1,4 @@
-"""What counts as a difference between a run of Celery's tests on stock and one with our class."""
+"""A comparison of two runs of Celery's own tests: with stock Celery and with our task class."""
 
 import pytest
 
@@ -6,37 +6,39 @@ from tests.celery_suite.compare import KnownDifference, compare, read_known
 from tests.celery_suite.environment import LINES
 
 
-def known(pattern, versions="5.7"):
+def known_difference(pattern, versions="5.7"):
     return KnownDifference(frozenset(versions.split()), pattern, "a reason")
 
 
-def found(stock, ours, *differences, version="5.7"):
+def compare_runs(stock, ours, *differences, version="5.7"):
     return compare(stock, ours, known=differences, version=version)
 
 
 @pytest.mark.parametrize("outcome", ["failed", "skipped", "xfailed"])
 def test_passes_on_stock_only(outcome):
-    """A test that passes on stock only is a new difference."""
-    assert found({"a": "passed", "b": "passed"}, {"a": outcome, "b": "passed"}).new == ("a",)
+    """A test that passes with stock Celery but not with our class is a new difference."""
+    assert compare_runs({"a": "passed", "b": "passed"}, {"a": outcome, "b": "passed"}).new == ("a",)
 
 
 def test_not_run_with_ours():
-    """A test that passes on stock and did not run with our class is a new difference."""
-    assert found({"a": "passed"}, {}).new == ("a",)
+    """A test that passes with stock Celery and did not run with our class is a new difference."""
+    assert compare_runs({"a": "passed"}, {}).new == ("a",)
 
 
 def test_known_difference():
-    """A known difference is not new, and keeps its reason."""
-    result = found({"t.py::a[1]": "passed"}, {"t.py::a[1]": "failed"}, known("t.py::a*"))
+    """A listed difference is reported as known, with the reason from the list."""
+    result = compare_runs(
+        {"t.py::a[1]": "passed"}, {"t.py::a[1]": "failed"}, known_difference("t.py::a*")
+    )
     assert result.new == ()
     assert result.known["t.py::a[1]"].reason == "a reason"
 
 
 def test_known_difference_gone():
-    """A known difference whose test passes with our class is reported as gone."""
+    """If a test on the list passes with our class, its difference is reported as gone."""
     both = {"a": "passed", "b": "passed"}
-    assert found(both, both, known("a")).gone == (known("a"),)
-    assert found(both, both, known("elsewhere")).gone == ()
+    assert compare_runs(both, both, known_difference("a")).gone == (known_difference("a"),)
+    assert compare_runs(both, both, known_difference("elsewhere")).gone == ()
 
 
 def test_brackets(tmp_path):
@@ -50,5 +52,5 @@ def test_brackets(tmp_path):
 
 
 def test_versions_in_list():
-    """The list of differences names only lines of Celery that we support."""
+    """The list of differences names only versions of Celery that we support."""
     assert all(difference.versions <= {*LINES} for difference in read_known())

@@ -1,4 +1,7 @@
-"""Of a run that came too many, the chaos test says which injected fault it was, if any."""
+"""The chaos test names the injected fault that explains an extra run of a task.
+
+It kills workers and spoils calls to SQS. A run is extra if an earlier run settled the message.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def run(**facts: Any) -> Run:
     return Run(**{"message_id": "m", "worker": WORKER, "pid": CHILD, "outcome": "success"} | facts)
 
 
-#: Received at 10, ran from 11 to 12; received by another worker at 20.
+#: The run that settled the message, and an extra run on another worker.
 SETTLED = run(received_at=10.0, started_at=11.0, ended_at=12.0)
 EXTRA = run(received_at=20.0, started_at=20.5, ended_at=21.0, worker=OTHER, pid=OTHER)
 
@@ -29,7 +32,7 @@ def call(action: str, at: float, **facts: Any) -> Call:
     return Call(**{"action": action, "worker": WORKER, "at": at, "answered_at": at + 0.1} | facts)
 
 
-def why(
+def explain_extra(
     *,
     calls: Sequence[Call] = (),
     slow_calls: Sequence[Call] = (),
@@ -86,8 +89,8 @@ def kill(pid: int, at: float) -> Kill:
     },
 )
 def test_injected_fault(found, facts):
-    """An injected fault explains a run that came too many."""
-    assert why(**facts) == found
+    """An injected fault that kept a worker from settling its message explains an extra run."""
+    assert explain_extra(**facts) == found
 
 
 @pytest.mark.parametrize(
@@ -122,12 +125,12 @@ def test_injected_fault(found, facts):
     ],
 )
 def test_unrelated_fault(facts):
-    """A fault that cannot have caused a run does not explain it."""
-    assert why(**facts) is None
+    """A fault that cannot have caused the extra run does not explain it."""
+    assert explain_extra(**facts) is None
 
 
 def test_extra_runs():
-    """Only runs after the run that settled the message are too many."""
+    """Only the runs after the run that settled the message are extra."""
     failed = run(received_at=1.0, started_at=1.0, ended_at=2.0, outcome="retry")
     killed = run(received_at=5.0, started_at=5.0, outcome=None)
     assert extra_runs([EXTRA, SETTLED, failed, killed]) == (SETTLED, [EXTRA])
@@ -162,7 +165,7 @@ GOOD: dict[str, Any] = {
     },
 )
 def test_bad_report(facts, line):
-    """The report is bad, and names the message or the cause, if something forbidden happened."""
+    """If something forbidden happened, the report is bad and names the message or the cause."""
     assert Report(**GOOD).is_good
     report = Report(**GOOD | facts)
     assert not report.is_good
@@ -170,7 +173,7 @@ def test_bad_report(facts, line):
 
 
 def test_explained_run():
-    """An explained run is good, and the report counts it by its explanation."""
+    """The report stays good if all extra runs are explained, and counts them by explanation."""
     report = Report(**GOOD | {"extras": [Extra("a", "SIGKILL before the delete")]})
     assert report.is_good
     [line] = [line for line in report.lines() if "SIGKILL before the delete" in line]
@@ -178,7 +181,10 @@ def test_explained_run():
 
 
 def test_job_begun_again():
-    """The death of a pool process explains a job that the pool began again after one receive."""
+    """The death of a pool process explains a second run although the message came only once.
+
+    The pool gave the job of the dead process to another process.
+    """
     again = run(received_at=10.0, started_at=12.2, pid=102)
     history = History(visibility_timeout_seconds=6, received_at=[10.0], kills=[kill(CHILD, 12.1)])
     assert explain(again, SETTLED, history) == "SIGKILL before the pool knew"
@@ -187,9 +193,9 @@ def test_job_begun_again():
 
 
 def test_run_outlives_lease():
-    """Failed renewals explain a run that started after its lease had run out.
+    """Failed renewals of the visibility timeout explain a run that started after its end.
 
-    It was received first, and begun last.
+    The first worker to receive the message was the last to start its task.
     """
     late = run(received_at=1.0, started_at=11.5, ended_at=13.0, worker=OTHER, pid=OTHER)
     facts = {"visibility_timeout_seconds": 6, "received_at": [1.0, 10.0]}
@@ -202,7 +208,7 @@ def test_run_outlives_lease():
 
 
 def test_late_receive():
-    """A receive whose answer came after its visibility timeout counts as an injected fault."""
+    """If SQS's answer to a receive came after the visibility timeout, it explains an extra run."""
     late = run(received_at=1.0, arrived_at=12.0, started_at=12.0, worker=OTHER, pid=OTHER)
     history = History(visibility_timeout_seconds=6, received_at=[1.0, 10.0])
     found = explain(late, SETTLED, history)
@@ -219,5 +225,5 @@ def test_late_receive():
     },
 )
 def test_second_dead_letter(explains, facts):
-    """A second dead letter of a message needs an injected fault to explain it."""
+    """A second dead letter of one message is explained only by an injected fault."""
     assert explains_copies(History(visibility_timeout_seconds=6, **facts)) is explains

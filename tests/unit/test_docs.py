@@ -1,4 +1,4 @@
-"""Is the documentation true? Its code runs, its links lead somewhere, its tables are right."""
+"""The documentation is true: its code runs, its links exist, its tables match the source."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OUTSIDE = (
 )
 PAGES = [*(ROOT / name for name in OUTSIDE), *DOCS]
 
-#: tests/acceptance/test_quickstart.py does what these say.
+#: Pages whose commands tests/acceptance/test_quickstart.py runs as they are written.
 TYPED_IN = ("quickstart.md", "django.md")
 
 SETUP = configparser.ConfigParser()
@@ -62,7 +62,7 @@ SETUP.read(ROOT / "setup.cfg")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. ``line`` is that of its first line of code, from 0."""
+    """A fenced block of code. Its first line of code is line ``line`` of the page, from 0."""
 
     language: str
     file: str
@@ -85,7 +85,7 @@ def blocks(page: Path, language: str) -> list[Block]:
 
 
 def tables(page: Path) -> Iterator[list[list[str]]]:
-    """Each table as rows of cells, its heading first."""
+    """Yield each table of a page as rows of cells. The first row is the heading."""
     rows: list[list[str]] = []
     cell = False
     for token in tokens(page):
@@ -101,7 +101,7 @@ def tables(page: Path) -> Iterator[list[list[str]]]:
 
 
 def table(name: str, *, heading: str) -> list[list[str]]:
-    """The rows below a heading of the one table of a page whose first heading is this."""
+    """Return the rows of the only table of a page whose first column has this heading."""
     [rows] = [rows for rows in tables(ROOT / name) if rows[0][0] == heading]
     return rows[1:]
 
@@ -116,7 +116,7 @@ def by_name(pages: Iterable[Path]) -> Any:
 
 # Code
 
-#: Runs a page's code with nothing but this machine to talk to, and binds the tasks it defines.
+#: A program that runs a page's code and binds its tasks. It may connect to this machine only.
 RUN = """
 import socket, sys
 connect = socket.socket.connect
@@ -134,7 +134,7 @@ for app in [value for value in names.values() if type(value).__name__ == "Celery
 
 
 def python_of(page: Path) -> str:
-    """A page's code, on the lines where it stands: a traceback names those of the page."""
+    """Return a page's code at the same line numbers, so that a traceback names the page's lines."""
     lines: list[str] = []
     for block in blocks(page, "python"):
         if not block.file:
@@ -169,8 +169,7 @@ def a_dead_letter(sqs_queue_factory, sqs_client):
 def test_code_of_page(page, sqs_server, a_dead_letter, tmp_path):
     """The Python code of each page runs.
 
-    It runs in a process of its own, because its definitions, such as a current Celery app, must not
-    outlive it.
+    Each page has its own process, so that a Celery app that it makes current ends with it.
     """
     home = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "CELERY_"))}
     here = {
@@ -192,7 +191,7 @@ def test_code_of_page(page, sqs_server, a_dead_letter, tmp_path):
 
 
 def test_tests_of_pages(pytester):
-    """The tests that the pages show pass."""
+    """The example tests in the pages pass."""
     pages = [page for page in PAGES if page.name not in TYPED_IN]
     files = {
         block.file: block.code for page in pages for block in blocks(page, "python") if block.file
@@ -224,13 +223,13 @@ def test_json_and_yaml():
             assert [*yaml.safe_load_all(block.code)]
 
 
-# The README's promise, and the policy that it needs
+# The README's example, and the IAM policy that it needs
 
 
 def test_readme_mail(proxy, queue, monkeypatch):
-    """The README's mail survives a refused connection, with no action beyond the worker's policy.
+    """The README's example sends its mail although the mail server refuses the first connection.
 
-    Its example runs on a worker as it stands there; the server takes the second connection.
+    The worker makes only those calls to SQS that the documented IAM policy allows.
     """
     mails = {"__name__": "mails"}
     exec(compile(python_of(ROOT / "README.md"), str(ROOT / "README.md"), "exec"), mails)
@@ -258,7 +257,7 @@ def test_readme_mail(proxy, queue, monkeypatch):
         retried.append(reason)
 
     def leave_logging_as_it_is(**_):
-        """A worker in this process would raise the level of the root logger, for all tests."""
+        """Keep the worker from changing the level of the root logger, which other tests use."""
 
     monkeypatch.setattr(smtplib, "SMTP", connect)
     signals.task_retry.connect(note)
@@ -287,7 +286,7 @@ def closed_port() -> int:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of a page's headings, as GitHub makes them."""
+    """Return the anchors that GitHub makes of a page's headings."""
     found: list[str] = []
     stream = tokens(page)
     for opening, inline in pairwise(stream):
@@ -308,14 +307,14 @@ def links(page: Path) -> list[str]:
 
 
 def target_of(page: Path, path: str) -> Path | None:
-    """Return the file that a link leads to, or None for a page of others."""
+    """Return the file that a link leads to, or None if it leads to another site."""
     if "://" in path:
         return None
     return (page.parent / path).resolve() if path else page
 
 
 def test_links():
-    """Each link leads to a file, and to a heading, that exists."""
+    """Each link leads to a file that exists. If it names a heading, that exists too."""
     broken = []
     for page in PAGES:
         for link in links(page):
@@ -329,9 +328,9 @@ def test_links():
 
 
 def test_links_of_site():
-    """A page of the site links to other pages of the site, or to full URLs.
+    """A page in ``docs/`` links to other pages in ``docs/``, or to full URLs.
 
-    The site has the pages alone.
+    The published site has no other files of the repository.
     """
     for page in DOCS:
         for link in links(page):
@@ -353,7 +352,7 @@ def test_llms_txt():
 
 
 def test_public_names():
-    """The API page lists each public name, by itself or with all others of its module."""
+    """``docs/api.md`` documents each public name, by itself or with its whole module."""
     page = ROOT / "docs/api.md"
     text = "".join(block.code for block in blocks(page, "{eval-rst}"))
     listed = {
@@ -367,7 +366,7 @@ def test_public_names():
 
 
 def test_command_help():
-    """The page of the commands shows the help of each command."""
+    """``docs/commands.md`` shows the help of each command."""
     text = (ROOT / "docs/commands.md").read_text()
     shown = re.findall(r"^```\{command-help\} (\S+)$", text, re.M)
     entries = SETUP["options.entry_points"]["celery.commands"].split("\n")
@@ -381,7 +380,7 @@ def test_command_help():
 def test_site(tmp_path):
     """Sphinx builds the site without a warning.
 
-    A name of ours that does not exist is a warning, too.
+    It also warns if a page refers to a Python name that does not exist.
     """
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-n", "-W", "--keep-going", "-q", "docs", tmp_path],
@@ -393,7 +392,7 @@ def test_site(tmp_path):
 
 
 def test_contents():
-    """The table of contents names each page."""
+    """The table of contents in ``docs/index.md`` names each page."""
     index = ROOT / "docs/index.md"
     lines = [line for block in blocks(index, "{toctree}") for line in block.code.splitlines()]
     named = [line for line in lines if line and not line.startswith(":")]
@@ -478,7 +477,7 @@ def check_aws(arguments: list[str]) -> None:
 
 
 def known_settings() -> set[str]:
-    """What ``app.conf.sqs_backoff`` may have, as its refusal of another name says."""
+    """Return the valid keys of ``app.conf.sqs_backoff``. The error about another key lists them."""
     app = Celery("settings", set_as_current=False)
     app.conf.sqs_backoff = {"no such": None}
 
@@ -491,14 +490,14 @@ def known_settings() -> set[str]:
 
 
 def test_options_table():
-    """The page of the options shows each setting, and each option with its default."""
+    """``docs/options.md`` shows each app-wide setting, and each task option with its default."""
     rows = table("docs/options.md", heading="option")
     shown = {code_spans(row[0])[0]: code_spans(row[1])[0] for row in rows}
     names = vars(celery_sqs_backoff) | {"timedelta": timedelta}
     for name, code in shown.items():
         assert eval(code, names) == getattr(celery_sqs_backoff.SQSBackoffTask, name), name
     settings = {code_spans(row[0])[0] for row in table("docs/options.md", heading="setting")}
-    assert {*shown, *settings} - {"guard"} == known_settings()  # a guard is each task's own
+    assert {*shown, *settings} - {"guard"} == known_settings()  # only a task can have a guard
 
 
 def test_named_settings():
@@ -511,7 +510,7 @@ def test_named_settings():
 
 
 def log_events() -> set[tuple[str, str]]:
-    """Name and level of each event in the package's source."""
+    """Return the name and level of each log event in the package's source."""
     found = {
         (f"sqs_backoff.{kind.name}", logging.getLevelName(level))
         for kind, (level, _) in LINES.items()
@@ -530,7 +529,7 @@ def log_events() -> set[tuple[str, str]]:
 
 
 def test_log_events():
-    """The page of the log events shows each event with its level."""
+    """``docs/log-events.md`` shows each log event with its level."""
     shown = {
         (event, rows[0][0])
         for rows in tables(ROOT / "docs/log-events.md")
@@ -541,7 +540,7 @@ def test_log_events():
 
 
 def test_django_checks():
-    """The page of the doctor's rules shows each of Django's checks."""
+    """``docs/doctor-rules.md`` lists each system check that we add to Django."""
     source = "".join(path.read_text() for path in (PACKAGE / "contrib/django").rglob("*.py"))
     ids = set(re.findall(r"\b([EWI]\d{3})\"", source))
     shown = {code_spans(row[0])[0] for row in table("docs/doctor-rules.md", heading="check")}
@@ -549,7 +548,7 @@ def test_django_checks():
 
 
 def test_dead_letter_tables():
-    """The pages show each field of a dead letter's record, and each reason."""
+    """The pages list each field of a dead letter's record, and each reason to give up."""
     shown = [
         name
         for row in table("docs/dead-letter-record.md", heading="field")
@@ -564,19 +563,22 @@ def test_dead_letter_tables():
     assert sorted(reasons) == sorted(reason.value for reason in GiveUpReason)
 
 
-#: Method of a boto3 client to SQS's name of the call.
+#: SQS's name of each operation, by the name of the method of a boto3 client.
 OPERATIONS = {
     xform_name(name): name for name in get_session().get_service_model("sqs").operation_names
 }
 
 
 def iam_action(operation: str) -> str:
-    """A batch call needs the permission of the single one."""
+    """Return the IAM action that an operation needs. A batch needs the same as a single call."""
     return f"sqs:{operation.removesuffix('Batch')}"
 
 
 def actions_called_by(files: Iterable[Path]) -> set[str]:
-    """Of boto3's methods, and of ``Operation``, from which the port to SQS takes some of them."""
+    """Return the IAM actions of the operations that source files name.
+
+    A file names an operation as a method of a boto3 client, or as a member of ``Operation``.
+    """
     found = set()
     for path in files:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -607,7 +609,7 @@ def shown_actions(heading_row: int) -> set[str]:
 
 
 def test_iam_actions():
-    """The page of the queues shows the IAM actions of the calls that the package makes."""
+    """``docs/queues.md`` shows the IAM actions that workers and redrives need, and no others."""
     redrive = set((PACKAGE / "redrive").rglob("*.py"))
     finder = PACKAGE / "sqs" / "find_queue.py"  # used by commands only
     worker = set(PACKAGE.rglob("*.py")) - redrive - {PACKAGE / "testing.py", finder}
@@ -617,7 +619,7 @@ def test_iam_actions():
 
 
 def test_terraform():
-    """The Terraform example grants a worker the same actions as its policy."""
+    """The Terraform example grants a worker the same actions as the JSON policy on the page."""
     import hcl2
 
     page = ROOT / "docs/queues.md"
@@ -633,7 +635,7 @@ def test_terraform():
     assert kinds == {"aws_sqs_queue", "aws_sqs_queue_redrive_allow_policy"}
 
 
-#: Those that this version has an answer to.
+#: The stories of users whose wishes this version fulfils.
 EXISTING_STORIES = (
     *("M1", "M2", "M3", "M4", "M5", "B1", "B2", "B3", "B4", "B5"),
     *("R1", "R2", "R3", "R5", "Q1", "Q2", "Q3", "Q4"),
@@ -641,7 +643,7 @@ EXISTING_STORIES = (
 
 
 def test_field_stories():
-    """The page of the field stories has each story once, with all that this version answers."""
+    """``tests/field-stories.md`` has each story above, and no story twice."""
     shown = [row[0] for rows in tables(ROOT / "tests/field-stories.md") for row in rows[1:]]
     assert len(set(shown)) == len(shown)
     assert set(EXISTING_STORIES) <= set(shown)
@@ -649,6 +651,6 @@ def test_field_stories():
 
 @pytest.mark.parametrize(("page", "table"), TABLES)
 def test_generated_tables(page, table):
-    """The tables that are made from code are up to date. ``python -m tests.tables`` writes them."""
+    """The tables that ``python -m tests.tables`` writes from the source are up to date."""
     text = (ROOT / "docs" / page).read_text()
     assert write_into(text, table, TABLES[page, table]()) == text

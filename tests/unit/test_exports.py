@@ -1,4 +1,4 @@
-"""The public names, and the direction of the imports."""
+"""The public names of the package, and what its modules may import."""
 
 import subprocess
 import sys
@@ -16,8 +16,8 @@ PURE = [
     "sqs.limits",
 ]
 
-#: Runs in an interpreter of its own, in which importing the forbidden packages fails. An empty
-#: package stands in for ours, because its ``__init__`` imports everything.
+#: A program that imports some of our modules, and fails if they import a forbidden package. An
+#: empty package stands in for ours, because our ``__init__`` imports too much.
 IMPORT = """
 import importlib.util, sys, types
 for name in {forbidden!r}:
@@ -37,14 +37,14 @@ def import_without(modules, *forbidden):
 
 
 def test_all():
-    """``__all__`` has each public name, and is sorted."""
+    """``__all__`` lists each public name, and is sorted."""
     public = {
         name
         for name, value in vars(celery_sqs_backoff).items()
         if not name.startswith("_")
         and str(getattr(value, "__module__", "")).startswith("celery_sqs_backoff.")
     }
-    public.add("redrive")  # imported when it is used
+    public.add("redrive")  # imported only when it is used
     assert public == set(celery_sqs_backoff.__all__)
     assert celery_sqs_backoff.__all__ == sorted(celery_sqs_backoff.__all__)
 
@@ -56,9 +56,9 @@ def test_boto3_at_import():
 
 
 def test_boto3_in_commands():
-    """Our commands do not import boto3 when they are loaded.
+    """Our commands do not import boto3 when Celery loads them.
 
-    ``celery`` imports all commands, also to start a worker.
+    ``celery`` loads all commands, even to start a worker.
     """
     code = """
 import sys
@@ -73,7 +73,10 @@ sys.exit("boto3" in sys.modules)
 
 
 def test_redrive_is_function():
-    """``redrive`` is the function, although a module of that package was imported first."""
+    """``from celery_sqs_backoff import redrive`` gives the function, not the subpackage.
+
+    This also holds if a module of the subpackage ``redrive`` was imported before.
+    """
     code = """
 import celery_sqs_backoff.redrive.look
 from celery_sqs_backoff import redrive
@@ -85,23 +88,23 @@ assert callable(redrive) and callable(peek), redrive
 
 
 def test_pure_modules():
-    """Pure modules import neither Celery, nor boto3, nor Django."""
+    """The modules in ``PURE`` import neither Celery nor boto3 nor Django."""
     done = import_without(PURE, "celery", "kombu", "billiard", "boto3", "botocore", "django")
     assert done.returncode == 0, done.stderr
 
 
 def test_decisions_without_sqs():
-    """The modules that decide import nothing of SQS."""
+    """The modules in ``RETRY``, which decide about retries, import nothing of SQS."""
     done = import_without(RETRY, "celery_sqs_backoff.sqs", "celery", "boto3")
     assert done.returncode == 0, done.stderr
 
 
 def test_core_without_extras():
-    """The worker's core needs neither Django nor the libraries of tests."""
+    """A worker imports neither Django nor the libraries for tests."""
     done = import_without(["worker.step"], "django", "moto", "pytest")
     assert done.returncode == 0, done.stderr
 
 
 def test_blocker():
-    """An import that these tests forbid fails."""
+    """``import_without`` fails if a module imports a forbidden package."""
     assert import_without(["task.base"], "celery").returncode != 0

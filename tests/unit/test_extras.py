@@ -1,4 +1,4 @@
-"""What the package needs beside its requirements: an extra that a sentence names."""
+"""The libraries that the package imports: its requirements, and those of extras."""
 
 import ast
 import subprocess
@@ -19,12 +19,12 @@ REQUIRED = {"billiard", "boto3", "botocore", "celery", "click", "kombu"}
 
 FOR_TYPES = {"mypy_boto3_sqs", "typing_extensions"}
 
-#: Libraries of extras, each with what uses it.
+#: The libraries of our extras. Each has the parts of the package that may import it.
 EXTRAS = {
     "django": ("contrib", "store", "commands"),
     "matplotlib": ("simulate",),
     "moto": ("testing.py",),
-    "opentelemetry": ("task",),  # only where it is loaded
+    "opentelemetry": ("task",),  # imported only if the user's program has loaded it
     "prometheus_client": ("observe", "worker"),
     "pytest": ("testing.py",),
     "redis": ("store",),
@@ -32,7 +32,7 @@ EXTRAS = {
 
 
 def libraries(path):
-    """Yield the libraries that a module imports anywhere, but for its types."""
+    """Yield the libraries that a module imports, also inside of functions."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and not node.level:
             yield str(node.module).partition(".")[0]
@@ -41,9 +41,9 @@ def libraries(path):
 
 
 def test_libraries():
-    """The package imports only its requirements, and the libraries of extras where they are used.
+    """The package imports only its requirements, and libraries of extras in the listed parts.
 
-    A library that is none of the requirements is missing in a user's image.
+    A user who has not asked for an extra does not have its library.
     """
     known = sys.stdlib_module_names | REQUIRED | {"celery_sqs_backoff"} | FOR_TYPES
     for path in ROOT.rglob("*.py"):
@@ -61,10 +61,7 @@ def test_libraries():
     ],
 )
 def test_missing_library(monkeypatch, library, extra, use):
-    """The error about a missing library says what to install.
-
-    ``test_observation`` tests this for ``prometheus_client``.
-    """
+    """If the library of an extra is missing, the error says which extra to install."""
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises((ImproperlyConfigured, ValueError)) as caught:
         use()
@@ -72,7 +69,7 @@ def test_missing_library(monkeypatch, library, extra, use):
 
 
 def test_missing_pytest():
-    """The error about a missing pytest says what to install."""
+    """If pytest is missing, the error of our ``testing`` module says which extra to install."""
     code = "import sys; sys.modules['pytest'] = None; import celery_sqs_backoff.testing"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install 'celery-sqs-backoff[testing]'" in done.stderr.splitlines()[-1]
@@ -80,7 +77,7 @@ def test_missing_pytest():
 
 @pytest.mark.parametrize("code", [*bare.USES.values(), *release.USES.values()])
 def test_names_of_release_check(code):
-    """The programs that try the wheel with each extra, and without, import names that exist."""
+    """The programs that try the built wheel with each extra import names that exist."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             exec(compile(ast.Module([node], []), "<uses>", "exec"), {})

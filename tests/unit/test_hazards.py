@@ -1,4 +1,7 @@
-"""The page of hazards says what the tests say, and leaves none out."""
+"""``tests/hazards.md`` lists the known ways to lose a message, and the tests that guard against it.
+
+A test names its hazard by a mark, such as ``@pytest.mark.hazard("H4")``.
+"""
 
 import re
 
@@ -8,8 +11,8 @@ from tests.hazards import HAZARDS, PAGE, REASONS, marks, render
 
 
 def test_page():
-    """The page is up to date with the marks."""
-    assert PAGE.read_text() == render(), "write it anew: python -m tests.hazards"
+    """The page is up to date with the marks of the tests."""
+    assert PAGE.read_text() == render(), "run: python -m tests.hazards"
 
 
 @pytest.mark.parametrize("hazard", HAZARDS)
@@ -24,7 +27,7 @@ def test_unknown_hazard():
 
 
 def test_marks():
-    """The marks are found in several files, and on functions with several decorators."""
+    """``marks`` finds marks in several files, and on functions with several decorators."""
     assert {"test_dropped_before_it_runs"} <= {name for _, name in marks()["H27"]}
     assert len({path for path, _ in marks()["H14"]}) >= 3
 

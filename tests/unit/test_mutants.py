@@ -1,4 +1,7 @@
-"""``make mutants`` draws its mutants from the source as it is."""
+"""``make mutants`` changes the source in one place at a time, and looks for a test that fails.
+
+A changed source is a mutant.
+"""
 
 import ast
 
@@ -10,7 +13,7 @@ from tests.support.cases import cases
 
 @pytest.fixture
 def changes(tmp_path, monkeypatch):
-    """Return each mutant of a source, as the lines that it changes."""
+    """Return a function that lists the mutants of a source, each as the line that it changes."""
     monkeypatch.setattr(mutate, "PACKAGE", tmp_path)
 
     def changes(source):
@@ -38,8 +41,8 @@ def changes(tmp_path, monkeypatch):
         "return-value": ("def f():\n    return a", ["return None"]),
         "branch": ("if a:\n    b", ["if not a:"]),
         "loop": ("while f(1):\n    b", ["while not f(1):", "while f(2):"]),
-        "only-what-runs": ("def f(a: Literal[1]) -> 2:\n    return None", []),
-        "only-for-types": ("if TYPE_CHECKING:\n    f()", []),
+        "annotations": ("def f(a: Literal[1]) -> 2:\n    return None", []),
+        "code-for-types": ("if TYPE_CHECKING:\n    f()", []),
     },
 )
 def test_one_change(changes, source, expected):
@@ -48,7 +51,7 @@ def test_one_change(changes, source, expected):
 
 
 def test_same_draw():
-    """The same seed draws the same mutants, another seed others, and all of them compile."""
+    """The same seed draws the same mutants, and another seed draws others. All of them compile."""
     drawn = mutate.draw("provider", 5, seed=1)
     assert drawn == mutate.draw("provider", 5, seed=1) != mutate.draw("provider", 5, seed=2)
     for mutant in drawn:

@@ -1,4 +1,4 @@
-"""``make room`` finds the tests of a room."""
+"""``make room`` runs the tests of a room. A room is a part of the package, such as ``redrive``."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_complete():
     },
 )
 def test_rooms_of_file(file, expected):
-    """The rooms of a file follow from its folder, its name, its worker, or its imports."""
+    """A test file belongs to a room by its folder or name, or else by what it runs or imports."""
     assert rooms.rooms_of(rooms.TESTS / file) == expected
 
 

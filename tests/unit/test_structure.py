@@ -1,4 +1,7 @@
-"""Imports point one way, without circles."""
+"""The imports between the parts of the package point one way, and there are no cycles.
+
+A room is a part of the package: a folder or module right below ``celery_sqs_backoff``.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,7 @@ import celery_sqs_backoff
 ROOT = Path(celery_sqs_backoff.__file__).parent
 PACKAGE = ROOT.name
 
-#: Which rooms a room may import from, beside itself. A room that is missing here is a new one:
-#: say where it stands.
-#: ``text`` is for all: it cuts and escapes what is printed.
+#: The rooms from which each room may import, besides itself. Add a new room here.
 MAY_IMPORT = {
     "text": set(),
     "threads": set(),
@@ -25,7 +26,7 @@ MAY_IMPORT = {
     "sqs": {"retry", "text", "threads", "traces"},
     "classifiers": {"retry", "sqs", "text", "traces"},
     "foreign": {"text"},
-    # A store has its table in contrib.django.
+    # The Django store has its model in contrib.django.
     "store": {"retry", "text", "threads", "contrib"},
     # SQSBackoffTask has the methods of the outbox.
     "safe": {"retry", "store", "task", "text", "contrib"},
@@ -63,7 +64,7 @@ MAY_IMPORT = {
 
 @cache
 def modules() -> dict[str, Path]:
-    """All modules by their dotted name below the package."""
+    """Return the path of each module, by its dotted name below the package."""
     found = {}
     for path in ROOT.rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -74,7 +75,10 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imports(module: str, *, for_types: bool = True) -> frozenset[str]:
-    """The package's modules that a module imports anywhere, for types alone included."""
+    """Return the modules of the package that a module imports, also inside of functions.
+
+    Without ``for_types``, imports under ``if TYPE_CHECKING`` are left out.
+    """
     path = modules()[module]
     is_package = path.name == "__init__.py"
     home = module.split(".") if module else []
@@ -104,10 +108,7 @@ def imports(module: str, *, for_types: bool = True) -> frozenset[str]:
 
 
 def test_import_direction():
-    """Each room imports only the rooms below it.
-
-    retry <- sqs <- (task, worker, provider, redrive, safe) <- shells.
-    """
+    """Each room imports only from the rooms that ``MAY_IMPORT`` allows."""
     wrong = {}
     for module in filter(None, modules()):
         room = module.split(".")[0]
@@ -118,9 +119,9 @@ def test_import_direction():
 
 
 def test_import_cycles():
-    """No module imports itself by a detour.
+    """No module imports itself through other modules.
 
-    A part may name the type of the whole that owns it, which imports nothing at run time.
+    Imports for types alone are allowed, because they do not happen at run time.
     """
     state = {}
     circles = set()
