@@ -9,11 +9,10 @@ from typing import Any
 import click
 
 from celery_sqs_backoff.doctor.look import load_tasks
-from celery_sqs_backoff.provider import Provider
 from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.simulate.engine import STRATEGIES, simulate
 from celery_sqs_backoff.simulate.results import Result, plot, render
-from celery_sqs_backoff.simulate.scenario import Scenario, ScenarioError
+from celery_sqs_backoff.simulate.scenario import Scenario
 from celery_sqs_backoff.units import parse_duration, parse_rate, spell_duration
 
 from .command import CommandFailed, app_of, command, loading_app
@@ -85,24 +84,24 @@ def sqs_simulate(
 
 
 def _scenario(app: Any, found: Options, options: dict[str, Any]) -> Scenario:
-    call_seconds = parse_duration(options["call"], "--call")
-    outage = parse_duration(options["outage"], "--outage")
-    assert call_seconds is not None
-    assert outage is not None
-    provider = found.provider if isinstance(found.provider, Provider) else Provider("simulated")
+    # These options have defaults, so none of them is read as None.
+    outage, call_seconds = (
+        parse_duration(options[name], f"--{name}") or 0.0 for name in ("outage", "call")
+    )
+    rate, capacity = (
+        parse_rate(options[name], f"--{name}") or 0.0 for name in ("messages", "capacity")
+    )
+    if not call_seconds:
+        raise ValueError(f"invalid --call {options['call']!r}: expected more than 0")
     return Scenario(
         outage=outage,
-        rate=parse_rate(options["messages"], "--messages") or 0.0,
-        capacity=parse_rate(options["capacity"], "--capacity"),
+        rate=rate,
+        capacity=capacity,
         call_seconds=call_seconds,
         workers=options["workers"],
         processes=options["processes"],
         prefetch=max(0, int(app.conf.worker_prefetch_multiplier) - 1),
-        backoff=found.backoff,
-        retry_for=found.retry_for,
-        max_retries=found.max_retries,
-        crash_budget=found.crash_budget,
-        provider=provider,
+        options=found,
         max_receive_count=options["max_receive_count"],
     )
 
@@ -113,10 +112,10 @@ def _options(app: Any, name: str | None) -> Options:
     with loading_app():
         load_tasks(app)
     if name not in app.tasks:
-        raise ScenarioError(f"--task: the app has no task {name!r}")
+        raise ValueError(f"--task: the app has no task {name!r}")
     found: Options | None = getattr(app.tasks[name], "backoff_options", None)
     if found is None:
-        raise ScenarioError(f"--task: {name!r} is not based on SQSBackoffTask")
+        raise ValueError(f"--task: {name!r} is not based on SQSBackoffTask")
     return found
 
 

@@ -11,16 +11,19 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from random import Random
 from typing import Final
 
 from ..provider.gate import ProviderGate
+from ..retry.budget import GiveUpReason
 from ..retry.decision import Reply
+from ..sqs.delivery import Delivery
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
-from .law import RUN, Law, SimulatedDecision, SimulatedMessage
 from .results import Result
 from .scenario import Scenario
+from .worker import RUN, Decision, SimulatedMessage, SimulatedWorker
 
 #: Names of the strategies, and whether the strategy's task has a provider, and so a gate.
 STRATEGIES: Final = {"full-jitter": False, "provider": True}
@@ -30,37 +33,20 @@ class SimulatedProvider:
     """Answers calls according to the scenario. The times of calls must not decrease."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self._outage = scenario.outage
-        self._capacity = scenario.capacity
-        self._most = max(1.0, scenario.capacity or 0.0)  # a burst of one second's calls
-        self._tokens = self._most
+        self._outage, self._capacity = scenario.outage, scenario.capacity
+        self._most = self._tokens = max(1.0, scenario.capacity)  # a burst of one second's calls
         self._filled_at = 0.0
 
     def call(self, now: float) -> Reply:
         """Return the reply to a call that begins at the time ``now``."""
         if now < self._outage:
             return Reply.FAILED
-        if self._capacity is None:
-            return Reply.ANSWERED
         self._tokens = min(self._most, self._tokens + (now - self._filled_at) * self._capacity)
         self._filled_at = now
         if self._tokens < 1:
             return Reply.REFUSED
         self._tokens -= 1
         return Reply.ANSWERED
-
-
-class SimulatedWorker:
-    """One worker, with the messages that it holds."""
-
-    def __init__(self, law: Law) -> None:
-        self.law = law
-        self.running = 0
-        self.held = 0
-        self.is_free = True
-        self.waiting: deque[SimulatedMessage] = deque()  # messages that wait for a process
-        self.paced: deque[SimulatedMessage] = deque()  # messages that wait for a slot of the gate
-        self.ticks_at = math.inf
 
 
 def simulate(scenario: Scenario, strategy: str, *, seed: int = 0) -> Result:
@@ -74,31 +60,28 @@ class _Simulation:
         self.result = Result(strategy, scenario)
         self.now = 0.0
         self._rng = Random(seed)
-        self._arrivals_rng = Random(seed + 2)  # a second one: all strategies get the same arrivals
         self._provider = SimulatedProvider(scenario)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._sequence = count()
         self._visible: deque[SimulatedMessage] = deque()
-        self._capacity = scenario.processes * (1 + scenario.prefetch)
-        self._free = [
-            SimulatedWorker(
-                Law(scenario, Random(seed * 1000 + n + 3), has_gate=STRATEGIES[strategy])
-            )
+        self._workers = [
+            SimulatedWorker(scenario, Random(seed * 1000 + n + 3), has_gate=STRATEGIES[strategy])
             for n in range(scenario.workers)
         ]
-        self._in_flight = 0
-        self._alive = 0
-        self._is_arriving = True
+        self._in_flight = self._alive = 0
 
     def run(self) -> Result:
         for _ in range(self.scenario.backlog):
-            self._send()
+            self._push(0.0, self._send)
+        # All arrivals are drawn before the first event, so that they are the same with all
+        # strategies.
+        rate, at = self.scenario.rate, 0.0
+        while rate and (at := at + self._rng.expovariate(rate)) < self.scenario.outage:
+            self._push(at, self._send)
         self._push(self.scenario.outage, self._on_recovery)
-        self._schedule_arrival()
-        while self._heap and (self._alive or self._is_arriving):
+        while self._heap:
             self.now, _, handle, arguments = heapq.heappop(self._heap)
             handle(*arguments)
-        self.result.ended_at = self.now
         return self.result
 
     def _push(self, at: float, handle: Callable[..., None], *arguments: object) -> None:
@@ -106,111 +89,100 @@ class _Simulation:
 
     # Messages
 
-    def _schedule_arrival(self) -> None:
-        rate = self.scenario.rate
-        at = self.now + self._arrivals_rng.expovariate(rate) if rate else math.inf
-        self._is_arriving = at < self.scenario.outage
-        if self._is_arriving:
-            self._push(at, self._on_arrival)
-
-    def _on_arrival(self) -> None:
-        self._send()
-        self._schedule_arrival()
-
     def _on_recovery(self) -> None:
         self.result.backlog = self._alive
 
     def _send(self) -> None:
         self.result.messages += 1
         self._alive += 1
-        self._show(SimulatedMessage(self.result.messages, self.now))
+        delivery = Delivery(
+            message_id=str(self.result.messages),
+            queue_url="",
+            received_at=self.now,
+            receive_count=0,
+            max_receive_count=self.scenario.max_receive_count,
+        )
+        self._visible.append(SimulatedMessage(delivery))
+        self._hand_out()
 
     def _settle(self, worker: SimulatedWorker, message: SimulatedMessage) -> None:
+        worker.room += 1
         self._in_flight -= 1
         self._alive -= 1
-        self.result.receives[message.receives] += 1
-        self._let_go(worker)
+        self.result.receives[message.delivery.receive_count] += 1
+        self.result.ended_at = self.now
 
     # The queue
 
+    def _hide(self, message: SimulatedMessage, seconds: float) -> None:
+        message.hidden_until = until = self.now + seconds
+        if message.recall is not None:
+            message.recall.among.add(message, until, message.recall, self.now)
+        self._push(until, self._on_hold_ended, message)
+
+    def _on_hold_ended(self, message: SimulatedMessage) -> None:
+        if message.hidden_until == self.now:  # else a worker has brought it forward
+            self._show(message)
+
     def _show(self, message: SimulatedMessage) -> None:
-        message.version += 1
+        message.hidden_until = None
         if message.recall is not None:
             message.recall.among.discard(message)
+        self._in_flight -= 1
         self._visible.append(message)
         self._hand_out()
 
-    def _on_show(self, message: SimulatedMessage, version: int) -> None:
-        if message.version == version:
-            self._in_flight -= 1
-            self._show(message)
-
     def _hand_out(self) -> None:
         """Give visible messages to random workers that have room, up to ten in one receive."""
-        visible, free = self._visible, self._free
-        while visible and free and self._in_flight < MAX_IN_FLIGHT_MESSAGES:
-            index = int(self._rng.random() * len(free))
-            worker = free[index]
-            batch = min(self._capacity - worker.held, MAX_BATCH_ENTRIES, len(visible))
+        while self._visible and self._in_flight < MAX_IN_FLIGHT_MESSAGES:
+            free = [worker for worker in self._workers if worker.room]
+            if not free:
+                break
+            worker = self._rng.choice(free)
             # Other workers with room receive at the same time, so one worker gets only its share.
-            if len(visible) < len(free) * batch:
-                batch = max(1, min(batch, len(visible) // len(free)))
-            for _ in range(batch):
-                worker.held += 1
-                self._in_flight += 1
-                self._receive(worker, visible.popleft())
-            if worker.held >= self._capacity and free[index] is worker:
-                worker.is_free = False
-                free[index] = free[-1]
-                free.pop()
+            share = max(1, len(self._visible) // len(free))
+            for _ in range(min(worker.room, MAX_BATCH_ENTRIES, share)):
+                self._receive(worker, self._visible.popleft())
         self.result.in_flight_peak = max(self.result.in_flight_peak, self._in_flight)
 
     def _receive(self, worker: SimulatedWorker, message: SimulatedMessage) -> None:
-        message.receives += 1
-        if message.first_received_at is None:
-            message.first_received_at = self.now
-        most = self.scenario.max_receive_count
-        if most is not None and message.receives > most:
-            told = SimulatedDecision(dead="the queue's maxReceiveCount was passed")
-        else:
-            told = worker.law.decide_on_receive(message, self.now, len(worker.paced))
-        self._follow(worker, message, told)
+        worker.room -= 1
+        self._in_flight += 1
+        last = message.delivery
+        message.delivery = replace(
+            last,
+            received_at=self.now,
+            receive_count=last.receive_count + 1,
+            first_received_at=last.first_received_at if last.receive_count else self.now,
+        )
+        self._follow(worker, message, worker.decide_on_receive(message, self.now))
+
+    # The workers
 
     def _follow(
-        self, worker: SimulatedWorker, message: SimulatedMessage, told: SimulatedDecision
+        self, worker: SimulatedWorker, message: SimulatedMessage, decision: Decision
     ) -> None:
-        if told.dead is not None:
-            self.result.dead[told.dead] += 1
+        if isinstance(decision, GiveUpReason):
+            self.result.dead[decision.value] += 1
             self._settle(worker, message)
-        elif told.hide is not None:
-            until, message.recall = self.now + told.hide, told.recall
-            message.version += 1
-            self._push(until, self._on_show, message, message.version)
-            if told.recall is not None:
-                told.recall.among.add(message, until, told.recall, self.now)
-            self._wake(worker)
-            self._let_go(worker)
-        elif told.waits:
+        elif decision.hide_seconds is not None:
+            worker.room += 1
+            message.recall = decision.recall
+            seconds = message.delivery.visibility_delay(decision.hide_seconds, now=self.now)
+            self._hide(message, seconds)
+        elif decision.waits:
             worker.paced.append(message)
-            self._wake(worker)
         else:
             worker.waiting.append(message)
             self._start(worker)
-
-    def _let_go(self, worker: SimulatedWorker) -> None:
-        worker.held -= 1
-        if not worker.is_free and worker.held < self._capacity:
-            worker.is_free = True
-            self._free.append(worker)
-
-    # Runs
+        self._wake(worker)
 
     def _start(self, worker: SimulatedWorker) -> None:
         while worker.waiting and worker.running < self.scenario.processes:
             message = worker.waiting.popleft()
-            told = worker.law.decide_on_turn(message, self.now, len(worker.paced))
-            if told is not RUN:
-                self._follow(worker, message, told)
+            decision = worker.decide_on_turn(message, self.now)
+            if decision != RUN:
+                self._follow(worker, message, decision)
                 continue
             worker.running += 1
             reply = self._provider.call(self.now)
@@ -219,40 +191,35 @@ class _Simulation:
 
     def _on_end(self, worker: SimulatedWorker, message: SimulatedMessage, reply: Reply) -> None:
         worker.running -= 1
-        # A 429 counts as a refusal even without Retry-After.
-        retry_after = self.scenario.retry_after if reply is Reply.REFUSED else None
-        told = worker.law.decide_after_run(message, self.now, reply, retry_after)
-        if reply is Reply.ANSWERED:
+        decision = worker.decide_after_run(message, self.now, reply)
+        if decision is None:
             self._settle(worker, message)
         else:
-            self._follow(worker, message, told)
+            self._follow(worker, message, decision)
         self._wake(worker)
         self._start(worker)
-        if self._visible:
-            self._hand_out()
-
-    # The provider's gate in each worker
+        self._hand_out()
 
     def _wake(self, worker: SimulatedWorker) -> None:
-        seconds = None if worker.law.gate is None else worker.law.gate.seconds_to_look
+        """Plan the next look of a worker's gate, unless an earlier one is planned."""
+        seconds = None if worker.gate is None else worker.gate.seconds_to_look
         if seconds is not None and self.now + seconds < worker.ticks_at:
             worker.ticks_at = self.now + seconds
-            self._push(worker.ticks_at, self._on_tick, worker, worker.law.gate, worker.ticks_at)
+            self._push(worker.ticks_at, self._on_tick, worker, worker.gate)
 
-    def _on_tick(self, worker: SimulatedWorker, gate: ProviderGate, at: float) -> None:
-        if at != worker.ticks_at:
+    def _on_tick(self, worker: SimulatedWorker, gate: ProviderGate) -> None:
+        if worker.ticks_at != self.now:
             return  # the worker has planned an earlier tick in its place
         worker.ticks_at = math.inf
         if worker.paced:
             for _ in range(gate.turns(len(worker.paced), self.now)):
                 message = worker.paced.popleft()
-                told = worker.law.decide_on_turn(message, self.now, len(worker.paced))
-                self._follow(worker, message, told)
+                decision = worker.decide_on_turn(message, self.now)
+                self._follow(worker, message, decision)
         # Any worker may receive the messages that this one brings forward. A full worker leaves
         # this to other workers.
-        room = 2 * self._capacity if worker.held < self._capacity else 0
+        room = 2 * self.scenario.window if worker.room else 0
         for message in gate.recalls(self.now, room=room, waiting=len(worker.paced)):
-            self._in_flight -= 1
             self._show(message)
         if self._alive:
             self._wake(worker)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,9 +43,7 @@ class Result:
     strategy: str
     scenario: Scenario
     messages: int = 0
-    calls: dict[Reply, Counter[int]] = field(
-        default_factory=lambda: {reply: Counter() for reply in Reply}
-    )
+    calls: dict[Reply, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     dead: Counter[str] = field(default_factory=Counter)
     receives: Counter[int] = field(default_factory=Counter)
     in_flight_peak: int = 0

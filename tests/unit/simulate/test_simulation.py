@@ -6,19 +6,21 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
 from celery_sqs_backoff import FullJitter, Provider, Schedule
 from celery_sqs_backoff.retry.decision import Reply
+from celery_sqs_backoff.retry.options import Options
 from celery_sqs_backoff.simulate.engine import STRATEGIES, SimulatedProvider, simulate
-from celery_sqs_backoff.simulate.law import Law, SimulatedDecision, SimulatedMessage
 from celery_sqs_backoff.simulate.results import Result, plot
-from celery_sqs_backoff.simulate.scenario import Scenario, ScenarioError
+from celery_sqs_backoff.simulate.scenario import Scenario
+from celery_sqs_backoff.simulate.worker import Decision, SimulatedMessage, SimulatedWorker
 
 
-def outage(seconds: float, *, rate: float = 1.0, capacity: float | None = 20.0) -> Scenario:
-    return Scenario(outage=seconds, rate=rate, capacity=capacity)
+def outage(seconds: float, *, rate: float = 1.0, **options: Any) -> Scenario:
+    return Scenario(outage=seconds, rate=rate, options=Options(**options))
 
 
 def played(scenario: Scenario, strategy: str = "provider", seed: int = 1) -> Result:
@@ -28,7 +30,7 @@ def played(scenario: Scenario, strategy: str = "provider", seed: int = 1) -> Res
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_message_ends(strategy: str) -> None:
     """Every message of a simulation is sent or becomes a dead letter."""
-    result = played(replace(outage(900.0), retry_for=600.0), strategy)
+    result = played(outage(900.0, retry_for=600.0), strategy)
     assert result.count_calls(Reply.ANSWERED) + result.dead_letters == result.messages
     assert result.receives.total() == result.messages
     assert result.dead_letters
@@ -51,16 +53,16 @@ def test_same_messages() -> None:
 def test_long_outage(call_seconds: float, processes: int) -> None:
     """A two-hour outage costs few calls, and its backlog drains near the limit.
 
-    7,200 mails, the provider takes 20/s, cap 1 h, 10 workers. Three seeds gave 1,510 to 1,570
-    wasted calls. At 0.2 s 5 to 6 % were turned away, and it took 1.34 to 1.57 times the shortest
-    time; at 1 s 11 to 13 %, and 1.17 to 1.23 times. One message had 12 to 16 receives. A rate that
+    7,200 mails, the provider takes 20/s, cap 1 h, 10 workers. 13 to 30 seeds gave 1,510 to 1,560
+    wasted calls. At 0.2 s 5 to 7 % were turned away, and it took 1.20 to 1.58 times the shortest
+    time; at 1 s 11 to 18 %, and 1.10 to 1.35 times. One message had 12 to 16 receives. A rate that
     grows with each success took 12 times the shortest time at 1 s.
     """
     scenario = replace(outage(7200.0), call_seconds=call_seconds, processes=processes)
     for seed in (1, 2):
         result = played(scenario, seed=seed)
         assert result.count_calls(Reply.FAILED) <= 1700
-        assert result.count_calls(Reply.REFUSED) <= 0.15 * result.messages
+        assert result.count_calls(Reply.REFUSED) <= 0.19 * result.messages
         assert result.drain_ratio is not None
         assert result.drain_ratio <= 1.7
         assert result.find_receives(0.99) <= 12
@@ -73,14 +75,14 @@ def test_workers_share(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Each gets at least half of an even share, also if one of them finds the outage first.
     """
-    received: Counter[Law] = Counter()
-    decide = Law.decide_on_receive
+    received: Counter[SimulatedWorker] = Counter()
+    decide = SimulatedWorker.decide_on_receive
 
-    def count(law: Law, message: SimulatedMessage, now: float, waiting: int) -> SimulatedDecision:
-        received[law] += now < 3600.0
-        return decide(law, message, now, waiting)
+    def count(worker: SimulatedWorker, message: SimulatedMessage, now: float) -> Decision:
+        received[worker] += now < 3600.0
+        return decide(worker, message, now)
 
-    monkeypatch.setattr(Law, "decide_on_receive", count)
+    monkeypatch.setattr(SimulatedWorker, "decide_on_receive", count)
     played(replace(outage(3600.0), rate=0.0, backlog=300))
     assert len(received) == 10
     assert min(received.values()) > received.total() / 10 / 2
@@ -89,9 +91,9 @@ def test_workers_share(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_short_outage() -> None:
     """After a short outage, the backlog drains in little more than the shortest time.
 
-    1,500 mails, 30 s, the provider takes 60/s and says Retry-After, two workers of two. 13 seeds
-    gave 1.09 to 1.69 times the shortest time (median 1.18). With the policy's own delays for
-    refused messages, and a rate that doubles once a second, they gave 1.21 to 1.69 (1.48).
+    1,500 mails, 30 s, the provider takes 60/s, two workers of two. 53 seeds gave 1.10 to 1.33 times
+    the shortest time (median 1.18), at most 34 calls while it was down, and 8 refused calls per 100
+    messages.
     """
     scenario = Scenario(
         outage=30.0,
@@ -99,21 +101,21 @@ def test_short_outage() -> None:
         backlog=1500,
         capacity=60.0,
         call_seconds=0.03,
-        retry_after=1.0,
         workers=2,
         processes=2,
         prefetch=3,
-        backoff=FullJitter(base=4, cap=12),
-        provider=Provider("mail", probe_interval=2),
+        options=Options(
+            backoff=FullJitter(base=4, cap=12), provider=Provider("mail", probe_interval=2)
+        ),
     )
     results = [played(scenario, seed=seed) for seed in range(1, 14)]
-    assert max(result.count_calls(Reply.FAILED) for result in results) <= 60
-    assert max(result.count_calls(Reply.REFUSED) for result in results) <= 0.13 * 1500
+    assert max(result.count_calls(Reply.FAILED) for result in results) <= 50
+    assert max(result.count_calls(Reply.REFUSED) for result in results) <= 0.11 * 1500
     assert not any(result.dead_letters for result in results)
     ratios = [result.drain_ratio for result in results if result.drain_ratio is not None]
     assert len(ratios) == 13
     assert median(ratios) <= 1.3
-    assert max(ratios) <= 1.75
+    assert max(ratios) <= 1.5
 
 
 def test_jitter_alone() -> None:
@@ -126,9 +128,7 @@ def test_jitter_alone() -> None:
 
 def test_schedule() -> None:
     """A worker does not recall a message whose policy is a schedule."""
-    scenario = replace(outage(900.0), backoff=Schedule([400]))
-    result = played(scenario)
-    assert result.drain > 200
+    assert played(outage(900.0, backoff=Schedule([400]))).drain > 200
     assert played(outage(900.0)).drain < 200
 
 
@@ -138,7 +138,7 @@ def test_last_run(strategy: str) -> None:
 
     A worker too lets a message run once more before its ``retry_for`` is over.
     """
-    result = played(replace(outage(3600.0, rate=0.3), retry_for=600.0), strategy)
+    result = played(outage(3600.0, rate=0.3, retry_for=600.0), strategy)
     assert result.count_calls(Reply.FAILED) >= result.dead_letters > 0
 
 
@@ -179,11 +179,12 @@ def test_last_receive(strategy: str) -> None:
     """
     result = played(replace(outage(7200.0, rate=0.2), max_receive_count=3), strategy)
     assert set(result.dead) == {"the queue's maxReceiveCount is reached"}
+    assert result.find_receives(1) == 3
 
 
 def test_healthy() -> None:
     """A healthy provider gets one call per message, and there is nothing to recover from."""
-    result = played(Scenario(outage=0.0, backlog=3_000, capacity=None))
+    result = played(Scenario(outage=0.0, backlog=3_000, capacity=1e9))
     assert result.count_calls(Reply.ANSWERED) == result.messages == 3_000
     assert result.find_receives(1) == 1
     assert (result.backlog, result.drain_ratio) == (3_000, pytest.approx(1.0, abs=0.1))
@@ -216,20 +217,9 @@ def test_capacity() -> None:
     assert 100 <= sent <= 111
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"workers": 0}, {"rate": -1.0}, {"capacity": 0.0}, {"call_seconds": 0.0}], ids=str
-)
-def test_invalid_scenario(wrong: dict[str, float]) -> None:
-    """A scenario refuses invalid values."""
-    with pytest.raises(ScenarioError, match="expected"):
-        Scenario(**wrong)  # type: ignore[arg-type]
-
-
 def test_without_recall() -> None:
     """A provider without recall keeps its gate, and messages keep the delays of their policy."""
-    scenario = replace(
-        outage(1800.0), backoff=FullJitter(cap=60), provider=Provider("mail", recall=False)
-    )
+    scenario = outage(1800.0, backoff=FullJitter(cap=60), provider=Provider("mail", recall=False))
     result = played(scenario)
     assert result.drain < 300
     assert (
