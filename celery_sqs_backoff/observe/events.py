@@ -2,7 +2,7 @@
 
 A worker emits events in its main process, from any of its threads. Events hold names, numbers and
 reasons, never arguments, bodies or texts of exceptions. To add an event, write its class here, emit
-it in the worker, and add a row to ``log_lines.LINES`` or ``metrics.INSTRUMENTS``.
+it in the worker, and give it a ``line``, or count it in ``metrics.INSTRUMENTS``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from logging import ERROR, INFO, WARNING
 from typing import ClassVar, Final
 
 from ..text import error_site
@@ -27,10 +28,13 @@ class WorkerEvent:
     Attributes:
         name: name of this kind of event. Its log line begins with ``sqs_backoff.<name>``. A counter
             or a signal of the event has the same name, or its plural.
+        line: level and text of its log line; ``None`` = no line. The text may use the event's
+            fields by their names, and ``facts``, the facts about its task.
         queue: the queue's name.
     """
 
     name: ClassVar[str]
+    line: ClassVar[tuple[int, str] | None] = None
     queue: str
 
 
@@ -56,6 +60,7 @@ class ReceiveFailed(WorkerEvent):
     """
 
     name = "receive_failed"
+    line = WARNING, "queue %(queue)s: %(code)s; trying again until it works"
     code: str
     failures: int = 1
 
@@ -65,6 +70,7 @@ class ReceivingAgain(WorkerEvent):
     """SQS answered a ReceiveMessage again, after ``failures`` failures in a row."""
 
     name = "receiving_again"
+    line = INFO, "queue %(queue)s, after %(failures)s failure(s)"
     failures: int
 
 
@@ -117,6 +123,7 @@ class Retried(OfTask):
     """
 
     name = "retry"
+    line = INFO, "%(facts)s"
     delay: float
     attempt: int
     outcome: str
@@ -138,6 +145,7 @@ class DeadLettered(OfTask):
     """
 
     name = "dead_letter"
+    line = WARNING, "%(facts)s"
     reason: str
     outcome: str | None
     attempt: int
@@ -187,6 +195,7 @@ class LeaseLost(OfTask):
     """The worker lost the message of a running task. Another worker may be running it, too."""
 
     name = "lease_lost"
+    line = ERROR, "%(facts)s: another worker may be running it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,6 +207,7 @@ class RenewalRefused(OfMessage):
     """
 
     name = "renewal_refused"
+    line = WARNING, "this worker no longer holds message %(message_id)s of %(queue)s (%(code)s)"
     code: str
 
 
@@ -206,6 +216,7 @@ class HeldTooLong(OfMessage):
     """The worker holds a message for longer than the 12 hours that SQS allows."""
 
     name = "held_too_long"
+    line = ERROR, "message %(message_id)s of %(queue)s is held for longer than SQS allows"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,6 +229,7 @@ class SettlementFailed(OfMessage):
     """
 
     name = "settlement_failed"
+    line = WARNING, "cannot %(action)s message %(message_id)s on %(queue)s: %(code)s"
     action: str
     code: str | None
 
@@ -232,6 +244,11 @@ class SettlementRefused(WorkerEvent):
     """
 
     name = "settlement_refused"
+    line = (
+        ERROR,
+        "SQS refuses to %(action)s for queue %(queue)s (%(code)s); no message is lost, and this is"
+        " logged once per queue",
+    )
     action: str
     code: str
 
@@ -274,6 +291,10 @@ class ProviderSlowed(OfProvider):
     """The provider fails or refuses calls although it is up, so the worker limits calls to it."""
 
     name, state = "provider_slowed", "recovering"
+    line = (
+        WARNING,
+        "%(provider)s: it fails or refuses calls; the worker limits them, from one a second up",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -281,6 +302,7 @@ class ProviderPaused(OfProvider):
     """The provider seems to be down, so the worker hides its messages without running them."""
 
     name, state = "provider_paused", "paused"
+    line = WARNING, "%(provider)s: its messages are hidden without running, except for probes"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -288,6 +310,7 @@ class ProviderProbed(OfProvider):
     """The worker runs one message to find out whether the provider works again."""
 
     name = "provider_probed"
+    line = INFO, "%(provider)s: one message runs as a probe"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -300,6 +323,7 @@ class ProviderRecovering(OfProvider):
     """
 
     name, state = "provider_recovering", "recovering"
+    line = INFO, "%(provider)s: %(rate).1f calls a second, %(waiting)s messages wait"
     rate: float
     waiting: int
 
@@ -312,6 +336,10 @@ class ProviderRecovered(OfProvider):
     """
 
     name, state = "provider_recovered", "ok"
+    line = (
+        INFO,
+        "%(provider)s: calls are not limited any more; %(recalled)s messages were brought forward",
+    )
     recalled: int
 
 
@@ -322,8 +350,8 @@ class Events:
     its first error is logged.
     """
 
-    def __init__(self) -> None:
-        self._listeners: tuple[Callable[[WorkerEvent], object], ...] = ()
+    def __init__(self, *listeners: Callable[[WorkerEvent], object]) -> None:
+        self._listeners = listeners
         self._broken: set[int] = set()
 
     def subscribe(self, listener: Callable[[WorkerEvent], object]) -> Callable[[], None]:

@@ -1,14 +1,12 @@
-"""Write the log lines of a worker: one line for each event of a kind in ``LINES``.
+"""Write the log lines of a worker: one line for each event whose class has a ``line``.
 
 All facts are in the text of a line, because Celery's formatter drops ``extra``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
-from logging import ERROR, INFO, WARNING
-from typing import Any, Final
+from typing import Any
 
 from celery.utils.log import get_logger
 
@@ -17,58 +15,6 @@ from ..text import printable
 from . import events as of
 
 logger = get_logger(__name__)
-
-
-#: Level and text of the log line for each kind of event. The line begins with the event's name. A
-#: text may use the event's fields by their names, and ``facts``, the facts about its task.
-LINES: Final[Mapping[type[of.WorkerEvent], tuple[int, str]]] = {
-    of.ReceiveFailed: (WARNING, "queue %(queue)s: %(code)s; trying again until it works"),
-    of.ReceivingAgain: (INFO, "queue %(queue)s, after %(failures)s failure(s)"),
-    of.Retried: (INFO, "%(facts)s"),
-    of.DeadLettered: (WARNING, "%(facts)s"),
-    of.LeaseLost: (ERROR, "%(facts)s: another worker may be running it"),
-    of.RenewalRefused: (
-        WARNING,
-        "this worker no longer holds message %(message_id)s of %(queue)s (%(code)s)",
-    ),
-    of.HeldTooLong: (
-        ERROR,
-        "message %(message_id)s of %(queue)s is held for longer than SQS allows",
-    ),
-    of.SettlementFailed: (
-        WARNING,
-        "cannot %(action)s message %(message_id)s on %(queue)s: %(code)s",
-    ),
-    of.SettlementRefused: (
-        ERROR,
-        "SQS refuses to %(action)s for queue %(queue)s (%(code)s); no message is lost, and this is"
-        " logged once per queue",
-    ),
-    of.ProviderPaused: (
-        WARNING,
-        "%(provider)s: its messages are hidden without running, except for probes",
-    ),
-    of.ProviderProbed: (INFO, "%(provider)s: one message runs as a probe"),
-    of.ProviderSlowed: (
-        WARNING,
-        "%(provider)s: it fails or refuses calls; the worker limits them, from one a second up",
-    ),
-    of.ProviderRecovering: (
-        INFO,
-        "%(provider)s: %(rate).1f calls a second, %(waiting)s messages wait",
-    ),
-    of.ProviderRecovered: (
-        INFO,
-        "%(provider)s: calls are not limited any more; %(recalled)s messages were brought forward",
-    ),
-}
-
-
-def make_logged_events() -> of.Events:
-    """Return an event stream that has the log lines as its first listener."""
-    events = of.Events()
-    events.subscribe(LogLines())
-    return events
 
 
 class LogLines:
@@ -83,8 +29,7 @@ class LogLines:
         If SQS refuses an action again and again, only the first event has a line. The same holds
         for receives that fail several times in a row.
         """
-        level, text = LINES.get(type(event), (0, ""))
-        if not level or event in self._refused:
+        if event.line is None or event in self._refused:
             return
         shown: dict[str, Any] = {}
         for field in fields(event):
@@ -106,6 +51,7 @@ class LogLines:
                 extra = {f"sqs_backoff.{name}": value for name, value in facts}
                 if isinstance(event, of.DeadLettered) and not event.is_kept:
                     shown["facts"] += ": deleted, because no dead-letter queue takes it"
+        level, text = event.line
         logger.log(level, f"sqs_backoff.{event.name}: {text}", shown, extra=extra)
 
 

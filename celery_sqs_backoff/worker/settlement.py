@@ -38,7 +38,7 @@ from typing import Any, TypeVar
 from celery.utils.log import get_logger
 
 from ..observe import events
-from ..observe.log_lines import make_logged_events
+from ..observe.log_lines import LogLines
 from ..retry.policies import EqualJitter, FullJitter
 from ..sqs.dead_letter import DeadLetterRecord
 from ..sqs.errors import NOT_LISTED, Blame, Failure, Kind, Operation
@@ -284,7 +284,7 @@ class SettlementTable:
         self.lock = threading.RLock()
         self.memory = Memory()
         #: The events of this worker, for its observers.
-        self.events = make_logged_events()
+        self.events = events.Events(LogLines())
         self._linger = linger_seconds
         self._rng = rng or random.Random()
         self._leases: dict[tuple[str, str], Lease] = {}

@@ -33,7 +33,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 import celery_sqs_backoff
-from celery_sqs_backoff.observe.log_lines import LINES
+from celery_sqs_backoff.observe import events
 from celery_sqs_backoff.retry.budget import GiveUpReason
 from celery_sqs_backoff.sqs.dead_letter import DeadLetterRecord, with_record
 from celery_sqs_backoff.sqs.errors import Operation
@@ -512,8 +512,9 @@ def test_named_settings():
 def log_events() -> set[tuple[str, str]]:
     """Return the name and level of each log event in the package's source."""
     found = {
-        (f"sqs_backoff.{kind.name}", logging.getLevelName(level))
-        for kind, (level, _) in LINES.items()
+        (f"sqs_backoff.{kind.name}", logging.getLevelName(kind.line[0]))
+        for kind in vars(events).values()
+        if isinstance(kind, type) and getattr(kind, "line", None)
     }
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -22,7 +22,7 @@ from celery_sqs_backoff.observe.events import (
     SettlementRefused,
     WorkerEvent,
 )
-from celery_sqs_backoff.observe.log_lines import LogLines, make_logged_events
+from celery_sqs_backoff.observe.log_lines import LogLines
 
 OF_TASK: dict[str, Any] = {"queue": "q", "task": "shop.mail", "task_id": "5f", "message_id": "m"}
 RETRIED: dict[str, Any] = {
@@ -103,7 +103,7 @@ RETRIED: dict[str, Any] = {
 def test_line(event, level, line, caplog):
     """Each event is logged with its level and line."""
     caplog.set_level(logging.INFO)
-    make_logged_events().emit(event)
+    LogLines()(event)
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [(level, line)]
 
 
