@@ -354,14 +354,9 @@ class Events:
         self._listeners = listeners
         self._broken: set[int] = set()
 
-    def subscribe(self, listener: Callable[[WorkerEvent], object]) -> Callable[[], None]:
-        """Call ``listener`` with every later event. Return a function that removes it."""
+    def subscribe(self, listener: Callable[[WorkerEvent], object]) -> None:
+        """Call ``listener`` with every later event."""
         self._listeners = (*self._listeners, listener)
-
-        def unsubscribe() -> None:
-            self._listeners = tuple(other for other in self._listeners if other is not listener)
-
-        return unsubscribe
 
     def emit(self, event: WorkerEvent) -> None:
         """Call all listeners with an event. Never raises."""

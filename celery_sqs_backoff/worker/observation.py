@@ -72,8 +72,8 @@ class Observation:
 
     def start(self) -> None:
         """Start the observers, once per worker."""
-        self._stops.append(self._events.subscribe(Announce(self._app.tasks.get)))
-        self._stops.append(self._events.subscribe(self._waiting))
+        self._events.subscribe(Announce(self._app.tasks.get))
+        self._events.subscribe(self._waiting)
         observers = {"heartbeat": self._beat, "metrics": self._serve, "status": self._publish}
         for name, start in observers.items():
             try:
@@ -193,7 +193,7 @@ class Observation:
             )
             return None
         metrics = Metrics(self._waiting, running=running, providers=self._receiver.gates.now)
-        self._stops.append(self._events.subscribe(metrics))
+        self._events.subscribe(metrics)
         registry = CollectorRegistry()
         registry.register(metrics)
         return lambda: (generate_latest(registry), CONTENT_TYPE_LATEST)
