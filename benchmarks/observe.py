@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from celery_sqs_backoff.observe.announce import Announce
+from celery_sqs_backoff.observe.board import WorkerNow
 from celery_sqs_backoff.observe.events import Events, Polled, RunEnded, Settled, WorkerEvent
 from celery_sqs_backoff.observe.log_lines import LogLines
 from celery_sqs_backoff.observe.metrics import Metrics
@@ -47,12 +48,7 @@ def _tasks(number: int) -> Iterator[WorkerEvent]:
 
 
 def _observed() -> Events:
-    events, waiting = Events(), Waiting()
-    events.subscribe(LogLines())
-    events.subscribe(Announce(lambda name: None))
-    events.subscribe(waiting)
-    events.subscribe(Metrics(waiting))
-    return events
+    return Events(LogLines(), Announce(lambda name: None), Waiting(), Metrics(WorkerNow))
 
 
 def microseconds_per_task(*, tasks: int, repetitions: int) -> list[float]:

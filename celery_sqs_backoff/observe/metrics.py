@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from . import events as of
-from .board import ProviderNow
-from .waiting import Waiting
+from .board import WorkerNow
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -69,16 +68,8 @@ INSTRUMENTS: Final = (
         "Messages of tasks with the base class, deleted because they had expired or were revoked.",
         of.Discarded,
     ),
-    Instrument(
-        "messages_running",
-        "queue",
-        "Tasks that the worker is running, with the base class or without.",
-    ),
-    Instrument(
-        "messages_waiting",
-        "queue",
-        "Messages that this worker has hidden and that are not due yet.",
-    ),
+    Instrument("messages_running", "queue", "Running tasks, with the base class or without."),
+    Instrument("messages_waiting", "queue", "Messages hidden by this worker and not due yet."),
     Instrument(
         "oldest_waiting_seconds",
         "queue",
@@ -89,10 +80,7 @@ INSTRUMENTS: Final = (
     ),
     Instrument("receives_total", "queue", "ReceiveMessage calls that SQS answered.", of.Polled),
     Instrument(
-        "receive_failures_total",
-        "queue code",
-        "ReceiveMessage calls that failed.",
-        of.ReceiveFailed,
+        "receive_failures_total", "queue code", "Failed ReceiveMessage calls.", of.ReceiveFailed
     ),
     Instrument("poll_age_seconds", "queue", "Time since the last answered ReceiveMessage."),
     Instrument(
@@ -129,10 +117,10 @@ INSTRUMENTS: Final = (
     ),
 )
 
-_COUNTED_BY: Final[dict[type[of.WorkerEvent], list[Instrument]]] = defaultdict(list)
-for _one in INSTRUMENTS:
-    if _one.event is not None:
-        _COUNTED_BY[_one.event].append(_one)
+_COUNTED_BY: Final = {
+    kind: [one for one in INSTRUMENTS if one.event is kind]
+    for kind in {one.event for one in INSTRUMENTS}
+}
 
 
 class Metrics:
@@ -141,27 +129,15 @@ class Metrics:
     Safe for threads.
 
     Args:
-        waiting: the waiting messages of the same worker.
-        running: returns how many tasks of a queue the pool is running.
-        providers: returns the state of each provider and tenant in the worker.
+        now: returns the present state of the worker's queues and providers.
         clock: returns monotonic seconds.
-        now: returns seconds since the epoch.
     """
 
     def __init__(
-        self,
-        waiting: Waiting,
-        *,
-        running: Callable[[str], int] = lambda queue: 0,
-        providers: Callable[[], Iterable[ProviderNow]] = tuple,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
+        self, now: Callable[[], WorkerNow], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._waiting = waiting
-        self._running = running
-        self._providers = providers
-        self._clock = clock
         self._now = now
+        self._clock = clock
         self._lock = threading.Lock()
         self._sums: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
         self._last_receive: dict[str, float] = {}
@@ -193,13 +169,13 @@ class Metrics:
             yield family
 
     def _read_gauges(self) -> dict[str, _Readings]:
-        at, clock = self._now(), self._clock()
-        received = dict(self._last_receive)
-        known = [((queue,), self._waiting.now(queue)) for queue in received]
+        at, clock, now = time.time(), self._clock(), self._now()
+        queues = [((name,), queue) for name, queue in now.queues.items()]
+        last_receive = dict(self._last_receive)
         states: Counter[tuple[str, ...]] = Counter()
         rates: dict[tuple[str, ...], float] = defaultdict(float)
         places: Counter[tuple[str, ...]] = Counter()
-        for one in self._providers():
+        for one in now.providers:
             name = one.provider
             for state in ("paused", "recovering"):
                 states[name, state] += one.state == state
@@ -207,12 +183,12 @@ class Metrics:
             places[name, "hidden"] += one.hidden
             places[name, "in line"] += one.in_line
         return {
-            "messages_running": [((queue,), self._running(queue)) for queue in received],
-            "messages_waiting": [(labels, now.waiting) for labels, now in known],
+            "messages_running": [(labels, queue.running) for labels, queue in queues],
+            "messages_waiting": [(labels, queue.waiting) for labels, queue in queues],
             "oldest_waiting_seconds": [
-                (labels, max(0.0, at - (now.oldest_due_at or at))) for labels, now in known
+                (labels, max(0.0, at - (queue.oldest_due_at or at))) for labels, queue in queues
             ],
-            "poll_age_seconds": [((queue,), clock - last) for queue, last in received.items()],
+            "poll_age_seconds": [((name,), clock - last) for name, last in last_receive.items()],
             "provider_state": states.items(),
             "provider_rate": rates.items(),
             "provider_waiting": places.items(),

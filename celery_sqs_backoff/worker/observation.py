@@ -14,7 +14,7 @@ from celery.utils.log import get_logger
 from celery.worker import state
 
 from ..observe.announce import Announce
-from ..observe.board import Board, QueueNow, WorkerNow
+from ..observe.board import Board, QueueNow, WorkerNow, find_first
 from ..observe.health import Heartbeat
 from ..observe.metrics import Metrics
 from ..observe.waiting import Waiting
@@ -138,12 +138,11 @@ class Observation:
         queues: dict[str, QueueNow] = {}
         for name in {*self._receiver.consumed(), *sent_at, *self._waiting.queues()}:
             known, tasks = self._waiting.now(name), running(name)
-            ages = [known.oldest_sent_at, *sent_at[name]]
             queues[name] = replace(
                 known,
                 running=tasks,
                 held=max(0, len(sent_at[name]) - tasks),
-                oldest_sent_at=min((at for at in ages if at is not None), default=None),
+                oldest_sent_at=find_first([known.oldest_sent_at, *sent_at[name]]),
             )
         return WorkerNow(queues=queues, providers=tuple(self._receiver.gates.now()))
 
@@ -192,7 +191,7 @@ class Observation:
                 "sqs_backoff.no_metrics: %s: pip install 'celery-sqs-backoff[prometheus]'", exc
             )
             return None
-        metrics = Metrics(self._waiting, running=running, providers=self._receiver.gates.now)
+        metrics = Metrics(self.now)
         self._events.subscribe(metrics)
         registry = CollectorRegistry()
         registry.register(metrics)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from celery_sqs_backoff.observe.board import ProviderNow
+from celery_sqs_backoff.observe.board import ProviderNow, WorkerNow
 from celery_sqs_backoff.observe.events import (
     DeadLettered,
     Discarded,
@@ -60,13 +62,11 @@ def providers():
 
 @pytest.fixture
 def metrics(registry, waiting, clock, providers):
-    made = Metrics(
-        waiting,
-        running=lambda queue: len(queue) + 6,
-        providers=lambda: providers,
-        clock=clock,
-        now=clock,
-    )
+    def now():
+        queues = {"q": replace(waiting.now("q"), running=7)}
+        return WorkerNow(queues=queues, providers=tuple(providers))
+
+    made = Metrics(now, clock=clock)
     registry.register(made)
     return made
 
@@ -131,12 +131,12 @@ def test_hidden_message(metrics, waiting, registry, clock):
                 queue="q",
                 message_id=str(number),
                 seconds=delay,
-                sent_at=clock.now - 100 - delay,
+                sent_at=time.time() - 100 - delay,
             )
         )
     assert value(registry, "messages_running") == 7, "asked of the worker at the scrape"
     assert value(registry, "messages_waiting") == 2
-    assert value(registry, "oldest_waiting_seconds") == 120
+    assert value(registry, "oldest_waiting_seconds") == pytest.approx(120, abs=5)
     clock.now += 10
     assert value(registry, "messages_waiting") == 1
     clock.now += 10
@@ -196,8 +196,8 @@ def test_multiprocess_variable(tmp_path):
         "from prometheus_client import CollectorRegistry\n"
         "from celery_sqs_backoff.observe.events import Polled\n"
         "from celery_sqs_backoff.observe.metrics import Metrics\n"
-        "from celery_sqs_backoff.observe.waiting import Waiting\n"
-        "registry, metrics = CollectorRegistry(), Metrics(Waiting())\n"
+        "from celery_sqs_backoff.observe.board import WorkerNow\n"
+        "registry, metrics = CollectorRegistry(), Metrics(WorkerNow)\n"
         "registry.register(metrics)\n"
         "for _ in range(7):\n"
         "    metrics(Polled(queue='q', message_ids=('m',)))\n"
