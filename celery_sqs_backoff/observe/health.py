@@ -43,7 +43,7 @@ class Pulse:
         self._clock = clock
         self._lock = threading.Lock()
         self._loops: dict[str, _Loop] = {}
-        self._checks: dict[str, Callable[[], str | None]] = {}
+        self._checks: list[Callable[[], str | None]] = []
 
     def watch(
         self, name: str, *, limit_seconds: float, is_alive: Callable[[], bool] = lambda: True
@@ -59,15 +59,13 @@ class Pulse:
         with self._lock:
             self._loops[name] = _Loop(limit_seconds, is_alive, self._clock())
 
-    def check(self, name: str, fault: Callable[[], str | None]) -> None:
+    def check(self, fault: Callable[[], str | None]) -> None:
         """Add a check that ``faults()`` calls.
 
         Args:
-            name: name of the check, for ``forget()``.
             fault: returns a short text about a fault, or ``None``. It must not block.
         """
-        with self._lock:
-            self._checks[name] = fault
+        self._checks.append(fault)
 
     def note_turn(self, name: str) -> None:
         """Record that a loop has completed a turn. Ignore a loop that is not watched."""
@@ -76,17 +74,16 @@ class Pulse:
             loop.last_turn = self._clock()
 
     def forget(self, name: str) -> None:
-        """Stop watching a loop, or remove a check."""
+        """Stop watching a loop."""
         with self._lock:
             self._loops.pop(name, None)
-            self._checks.pop(name, None)
 
     def faults(self) -> list[str]:
         """Return a text for each loop that hangs or has died, and for each check with a fault."""
         now = self._clock()
         with self._lock:
-            loops, checks = list(self._loops.items()), list(self._checks.values())
-        found = [fault for check in checks if (fault := check()) is not None]
+            loops = list(self._loops.items())
+        found = [fault for check in self._checks if (fault := check()) is not None]
         for name, loop in loops:
             silent = now - loop.last_turn
             if not loop.is_alive():

@@ -14,9 +14,6 @@ from typing import Final
 from .board import QueueNow, find_first
 from .events import DeadLettered, MessageHidden, Polled, Recalled, SettlementFailed, WorkerEvent
 
-#: Largest number of messages to keep per queue. It is SQS's limit of messages in flight.
-_MOST: Final = 120_000
-
 #: Seconds between two removals of messages that are due.
 _PRUNE_SECONDS: Final = 60.0
 
@@ -45,12 +42,8 @@ class Waiting:
         if isinstance(event, MessageHidden):
             with self._lock:
                 if (now := self._clock()) >= self._pruned_at + _PRUNE_SECONDS:
-                    self._pruned_at = now
-                    for queue in self._entries:
-                        self._prune(queue)
-                entries = self._entries[event.queue]
-                if len(entries) < _MOST:
-                    entries[event.message_id] = now + event.seconds, event
+                    self._prune(now)
+                self._entries[event.queue][event.message_id] = now + event.seconds, event
         elif isinstance(event, Polled | Recalled):
             if event.queue in self._entries:
                 with self._lock:
@@ -62,11 +55,12 @@ class Waiting:
                 if isinstance(event, DeadLettered):
                     self._dead_letters[event.queue][event.reason] += 1
 
-    def _prune(self, queue: str) -> None:
-        """Remove the messages of a queue that are due."""
-        entries, now = self._entries[queue], self._clock()
-        for message_id in [name for name, (due, _) in entries.items() if due <= now]:
-            del entries[message_id]
+    def _prune(self, now: float) -> None:
+        """Remove the messages that are due."""
+        self._pruned_at = now
+        for entries in self._entries.values():
+            for message_id in [name for name, (due, _) in entries.items() if due <= now]:
+                del entries[message_id]
 
     def queues(self) -> set[str]:
         """Return the names of the queues in which this worker has hidden or given up messages."""
@@ -76,7 +70,7 @@ class Waiting:
     def now(self, queue: str) -> QueueNow:
         """Return numbers about the hidden messages of a queue, and about those given up."""
         with self._lock:
-            self._prune(queue)
+            self._prune(self._clock())
             hidden = [event for _, event in self._entries[queue].values()]
             dead_letters = dict(self._dead_letters[queue])
         sent = [(one.sent_at, one.eta or 0.0) for one in hidden if one.sent_at is not None]

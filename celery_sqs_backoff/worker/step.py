@@ -50,7 +50,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         self._keeper = Keeper()
         self._receiver = c.sqs_receiver = Receiver(c, self._keeper)
         consume.install(c, self._receiver)
-        self._keeper.pulse.check("the gates", self._receiver.gates.pacer.fault)
+        self._keeper.pulse.check(self._receiver.gates.pacer.fault)
         self._has_introduced_itself = False
         self._wake_event_loop: Callable[[], None] = lambda: None
         signals.worker_shutting_down.connect(self._notice_shutdown)
