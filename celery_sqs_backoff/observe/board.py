@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from ..store.protocol import KEEP_SECONDS
-from ..store.records import Record, Records
+from ..store.records import Records
 
 #: Seconds after which a record expires. A running worker writes its record every ten seconds.
 TTL_SECONDS: Final = 60.0
@@ -108,18 +108,15 @@ class WorkerNow:
 
     @classmethod
     def from_fields(cls, found: Mapping[str, Any]) -> WorkerNow:
-        """Read a record, which another version of this package may have written.
+        """Read a record. Skip fields that only another version of this package knows.
 
         Raises:
-            ValueError: the fields do not form a worker's record.
+            AttributeError, KeyError, TypeError: the fields do not form a worker's record.
         """
-        try:
-            queues = {name: _read(QueueNow, one) for name, one in found["queues"].items()}
-            return cls(
-                queues=queues, providers=tuple(_read(ProviderNow, p) for p in found["providers"])
-            )
-        except (AttributeError, KeyError, TypeError) as exc:
-            raise ValueError("not a worker's record") from exc
+        return cls(
+            queues={name: _read(QueueNow, one) for name, one in found["queues"].items()},
+            providers=tuple(_read(ProviderNow, one) for one in found["providers"]),
+        )
 
 
 def _read(kind: Any, found: Mapping[str, Any]) -> Any:
@@ -135,34 +132,32 @@ class Board:
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        self._last: dict[str, Record] = {}
 
     def write(self, worker: str, now: WorkerNow) -> None:
-        """Publish a worker's record. This usually takes two calls to the store.
+        """Publish a worker's record. This usually takes three calls to the store.
 
         Args:
             worker: name of the worker.
             now: the worker's numbers.
         """
-        fields, last = now.as_fields(), self._last.pop(worker, None)
-        written = last and self._records.replace(last, fields, TTL_SECONDS)
-        self._last[worker] = written or self._records.update(
-            _KIND, _name(worker), fields, TTL_SECONDS, lambda _: fields
-        )
+        fields = now.as_fields()
+        self._records.update(_KIND, _name(worker), fields, TTL_SECONDS, lambda _: fields)
         if worker not in self._workers():
             self._join(worker)
 
     def leave(self, worker: str) -> None:
-        """Delete a worker's record, because the worker ends."""
-        if (last := self._last.pop(worker, None)) is not None:
-            self._records.delete(last)
+        """Delete a worker's record, because the worker ends.
+
+        If a new worker has taken the name over, it publishes its record again within ten seconds.
+        """
+        self._records.discard(self._records.key(_KIND, _name(worker)))
 
     def read(self) -> dict[str, WorkerNow]:
-        """Return the records that have not expired, by name of the worker."""
+        """Return the readable records that have not expired, by name of the worker."""
         found = {}
         for worker in self._workers():
             if (there := self._records.get(_KIND, _name(worker))) is not None:
-                with suppress(ValueError):
+                with suppress(AttributeError, KeyError, TypeError):
                     found[worker] = WorkerNow.from_fields(there.fields)
         return found
 
@@ -170,14 +165,21 @@ class Board:
         """Add a worker to the list of workers. Remove the workers that have no record any more."""
 
         def join(there: dict[str, Any]) -> dict[str, Any]:
-            alive = [w for w in there["workers"] if self._records.get(_KIND, _name(w)) is not None]
-            return {"workers": [*(w for w in alive if w != worker), worker]}
+            others = [w for w in _read_list(there) if w != worker]
+            alive = [w for w in others if self._records.get(_KIND, _name(w)) is not None]
+            return {"workers": [*alive, worker]}
 
         self._records.update(_KIND, _LIST, {"workers": [worker]}, KEEP_SECONDS, join)
 
     def _workers(self) -> list[str]:
         there = self._records.get(_KIND, _LIST)
-        return [] if there is None else list(there.fields["workers"])
+        return [] if there is None else _read_list(there.fields)
+
+
+def _read_list(fields: Mapping[str, Any]) -> list[str]:
+    """Return the names in the list of workers. A list that cannot be read counts as empty."""
+    found = fields.get("workers")
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
 
 def _name(worker: str) -> str:

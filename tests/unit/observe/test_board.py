@@ -82,12 +82,26 @@ def test_join_at_once(store):
 
 
 def test_record_of_other_version(store):
-    """The board reads a record with unknown fields, and refuses one that it cannot use."""
+    """The board skips fields that it does not know, and records that it cannot read."""
     fields = {"queues": {"q": {"running": 1, "new": 2}}, "providers": [], "more": 1}
     assert WorkerNow.from_fields(fields) == WorkerNow(queues={"q": QueueNow(running=1)})
-    for other in ({}, {"queues": [], "providers": 3}):
-        with pytest.raises(ValueError, match="worker's record"):
-            WorkerNow.from_fields(other)
+    board = Board(store)
+    board.write("w1", ONE)
+    for number, other in enumerate(({}, {"queues": [], "providers": 3}, {"queues": {"q": 7}})):
+        board.write(f"other {number}", ONE)
+        key = store.key("status", f"worker other {number}")
+        assert store.discard(key)
+        store.add("status", f"worker other {number}", other, TTL_SECONDS)
+    assert board.read() == {"w1": ONE}
+
+
+@pytest.mark.parametrize("fields", [{}, {"workers": 3}, {"workers": [7]}], ids=str)
+def test_unreadable_list(store, fields):
+    """A list of workers that cannot be read counts as empty, and the next write repairs it."""
+    store.add("status", "workers", fields, TTL_SECONDS)
+    assert Board(store).read() == {}
+    Board(store).write("w1", ONE)
+    assert Board(store).read() == {"w1": ONE}
 
 
 def test_record_size():
