@@ -32,9 +32,6 @@ _FEW: Final = 20
 #: A line names at most this number of queues. At most this number of providers have their own rows.
 _MOST_NAMES: Final = 5
 
-#: The status warns if SQS will delete a message within this time.
-_SOON_SECONDS: Final = 24 * 3600.0
-
 _STEM: Final = "ApproximateNumberOfMessages"
 
 
@@ -52,7 +49,6 @@ class QueueStatus:
         has_dlq: whether the queue has a dead-letter queue. ``True`` if the queue was not read.
         dead_letters: number of messages in the dead-letter queue; ``None`` = not known, or the
             queue has no dead-letter queue.
-        retention_seconds: seconds for which the queue keeps a message.
         failure: SQS's error code if the queue could not be read.
         known: sums of the workers' numbers for the queue; ``None`` = no worker has published any.
         at: when the workers' records were read, in seconds since the epoch.
@@ -65,7 +61,6 @@ class QueueStatus:
     delayed: int | None = None
     has_dlq: bool = True
     dead_letters: int | None = None
-    retention_seconds: int | None = None
     failure: str | None = None
     known: QueueNow | None = None
     at: float = 0.0
@@ -113,13 +108,6 @@ class QueueStatus:
         if self.known is None or self.known.oldest_sent_at is None or self.unaccounted:
             return None
         return max(0.0, self.at - self.known.oldest_sent_at)
-
-    @property
-    def deleted_in_seconds(self) -> float | None:
-        """Seconds until SQS deletes the oldest message, because its retention period ends then."""
-        if self.oldest_seconds is None or self.retention_seconds is None:
-            return None
-        return max(0.0, self.retention_seconds - self.oldest_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +165,6 @@ def read_status(name: str, url: str, calls_of: Callable[[str], Calls]) -> QueueS
         delayed=_integer(found, _STEM + "Delayed"),
         has_dlq=dlq_url is not None,
         dead_letters=None if dlq_url is None else _messages(calls_of(dlq_url)),
-        retention_seconds=_integer(found, "MessageRetentionPeriod"),
     )
 
 
@@ -298,8 +285,6 @@ def _outlook(queue: QueueStatus) -> Iterator[str]:
             f"{queue.unaccounted} messages in flight are in no worker's last report: hidden within"
             " the last 10 seconds, or before a deploy or a crash"
         )
-    if (deleted_in := queue.deleted_in_seconds) is not None and deleted_in < _SOON_SECONDS:
-        yield f"SQS deletes the oldest message in {in_words(deleted_in)}"
     if queue.known is None:
         return
     if (first_at := queue.known.next_gives_up_at) is not None:

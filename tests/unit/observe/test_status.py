@@ -18,9 +18,7 @@ NOW = 10_000.0
 
 
 def of(in_flight: int, *queues: QueueNow) -> QueueStatus:
-    status = QueueStatus(
-        name="mails", sqs_name="mails", in_flight=in_flight, retention_seconds=86_400
-    )
+    status = QueueStatus(name="mails", sqs_name="mails", in_flight=in_flight)
     return with_workers(status, [WorkerNow(queues={"mails": q}) for q in queues], now=NOW)
 
 
@@ -29,7 +27,7 @@ def test_sums_of_workers():
     one = QueueNow(running=2, held=6, waiting=40, oldest_sent_at=NOW - 70)
     found = of(51, one, QueueNow(running=1, oldest_sent_at=NOW - 900))
     assert (found.running, found.waiting, found.oldest_seconds) == (3, 40, 900)
-    assert (found.unaccounted, found.deleted_in_seconds) == (0, 85_500)
+    assert found.unaccounted == 0
 
 
 def test_waiting_after_deploy():
@@ -38,7 +36,7 @@ def test_waiting_after_deploy():
     The workers that have hidden them are gone, and zero would say that no message waits.
     """
     found = of(2_488, QueueNow(running=2, held=6, oldest_sent_at=NOW - 3))
-    assert (found.waiting, found.oldest_seconds, found.deleted_in_seconds) == (None, None, None)
+    assert (found.waiting, found.oldest_seconds) == (None, None)
     assert (found.running, found.unaccounted) == (2, 2_480)
 
 
@@ -64,7 +62,6 @@ def test_rows_and_notes():
         delayed=0,
         dead_letters=31,
         in_flight=24_809,
-        retention_seconds=86_400,
         at=NOW,
         known=QueueNow(
             running=8,
@@ -75,15 +72,12 @@ def test_rows_and_notes():
         ),
     )
     bulk = QueueStatus(name="bulk", ready=0, delayed=0, in_flight=0, has_dlq=False)
-    heading, *rows, deleted, first, given_up = render(
-        Status(queues=[mails, bulk], workers=1)
-    ).splitlines()
+    heading, *rows, first, given_up = render(Status(queues=[mails, bulk], workers=1)).splitlines()
     assert heading.split("  ")[0] == "queue"
     cells = [" ".join(row.split()) for row in rows]
     assert cells[0] == "mails-of-the-shop 12 24801 8 24809 20.7% 0 31 3.2 hours"
     assert cells[1] == "bulk 0 0 0 0 0.0% 0 - -"
     assert len(heading) == len(rows[0]) == len(rows[1])
-    assert deleted == "mails-of-the-shop: SQS deletes the oldest message in 20.8 hours"
     assert first.endswith("the first waiting message gives up in 48 minutes")
     assert given_up.endswith("since they started: 30 not retryable, 1 revoked")
 
