@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, Final
 
 import click
 
 from celery_sqs_backoff.observe.board import Board, WorkerNow
 from celery_sqs_backoff.observe.status import (
+    MOST_NAMES,
     QueueStatus,
     Status,
     read_status,
@@ -21,8 +24,9 @@ from celery_sqs_backoff.observe.status import (
 from celery_sqs_backoff.sqs.errors import Failure
 from celery_sqs_backoff.sqs.find_queue import QueueFinder, connection_to_look, why_not
 from celery_sqs_backoff.store.settings import has_store, is_store_shared
+from celery_sqs_backoff.text import name_some
 
-from .command import app_of, command, make_read_failure
+from .command import CommandFailed, app_of, command, make_read_failure
 from .environment import open_records
 from .exit_codes import DONE, UNREACHABLE
 from .options import option, queues_option, select_queues
@@ -57,10 +61,24 @@ def sqs_status(ctx: click.Context, queues: list[str] | None, as_json: bool) -> N
         click.echo(f"Error: {status.why}", err=True)
     if as_json and (not_shown := status.not_shown()):
         click.echo(f"Warning: {not_shown}", err=True)
-    failures = [make_read_failure(f"queue {q.name}", q.failure) for q in status.queues if q.failure]
+    failures = _list_failures(status.queues)
     for failure in failures:
         failure.show()
     sys.exit(max((failure.exit_code for failure in failures), default=DONE))
+
+
+def _list_failures(queues: Sequence[QueueStatus]) -> list[CommandFailed]:
+    """Return one error for each reason why queues could not be read."""
+    names_of: dict[str, list[str]] = defaultdict(list)
+    for queue in queues:
+        if queue.failure:
+            names_of[queue.failure].append(queue.name)
+    return [
+        make_read_failure(
+            f"{'queue' if len(names) == 1 else 'queues'} {name_some(names, MOST_NAMES)}", code
+        )
+        for code, names in names_of.items()
+    ]
 
 
 def _look(app: Any, *, are_named: bool) -> Status:

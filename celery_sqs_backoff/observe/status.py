@@ -7,15 +7,15 @@ numbers (:mod:`.board`).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from ..sqs.calls import Calls
 from ..sqs.errors import Failure
 from ..sqs.limits import MAX_IN_FLIGHT_MESSAGES
-from ..sqs.queues import queue_name, read_redrive_policy, sibling_url
+from ..sqs.queues import count_messages, describe_queue, queue_name
 from ..text import name_some
 from ..units import in_words
 from .board import ProviderNow, QueueNow, WorkerNow, find_first
@@ -30,9 +30,7 @@ _PUBLISHED: Final = (
 _FEW: Final = 20
 
 #: A line names at most this number of queues. At most this number of providers have their own rows.
-_MOST_NAMES: Final = 5
-
-_STEM: Final = "ApproximateNumberOfMessages"
+MOST_NAMES: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +48,8 @@ class QueueStatus:
         dead_letters: number of messages in the dead-letter queue; ``None`` = not known, or the
             queue has no dead-letter queue.
         failure: SQS's error code if the queue could not be read.
-        known: sums of the workers' numbers for the queue; ``None`` = no worker has published any.
+        known: sums of the workers' numbers for the queue; ``None`` = messages are in flight, and no
+            worker has published numbers.
         at: when the workers' records were read, in seconds since the epoch.
     """
 
@@ -64,11 +63,6 @@ class QueueStatus:
     failure: str | None = None
     known: QueueNow | None = None
     at: float = 0.0
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the queue is empty, by SQS's approximate counts."""
-        return self.ready == self.in_flight == self.delayed == 0
 
     @property
     def unaccounted(self) -> int:
@@ -86,16 +80,12 @@ class QueueStatus:
     @property
     def running(self) -> int | None:
         """Number of tasks that workers are running."""
-        if self.known is not None:
-            return self.known.running
-        return 0 if self.in_flight == 0 else None
+        return None if self.known is None else self.known.running
 
     @property
     def waiting(self) -> int | None:
         """Number of hidden messages that wait for their next attempt or their ETA."""
-        if self.known is not None:
-            return None if self.unaccounted else self.known.waiting
-        return 0 if self.in_flight == 0 else None
+        return None if self.known is None or self.unaccounted else self.known.waiting
 
     @property
     def in_flight_share(self) -> float | None:
@@ -139,7 +129,7 @@ class Status:
         """Return a line about queues that are not shown, or ``None`` if all are shown."""
         if not self.others:
             return None
-        others = name_some(self.others, _MOST_NAMES)
+        others = name_some(self.others, MOST_NAMES)
         return f"not shown: workers also receive from {others}; name queues with -Q"
 
 
@@ -151,20 +141,23 @@ def read_status(name: str, url: str, calls_of: Callable[[str], Calls]) -> QueueS
         url: URL of the queue on SQS.
         calls_of: returns the object that makes SQS calls on the queue with a given URL.
     """
-    sqs_name = queue_name(url)
     found = calls_of(url).attributes()
     if isinstance(found, Failure):
-        return QueueStatus(name=name, sqs_name=sqs_name, failure=found.code)
-    dlq_arn, _ = read_redrive_policy(found)
-    dlq_url = None if dlq_arn is None else sibling_url(url, dlq_arn)
+        return QueueStatus(name=name, sqs_name=queue_name(url), failure=found.code)
+    queue, dead_letters = describe_queue(url, found), None
+    if queue.dlq_url is not None:
+        dead = calls_of(queue.dlq_url).attributes()
+        dead_letters = None if isinstance(dead, Failure) else sum(count_messages(dead))
+    ready, in_flight, delayed = count_messages(found)
     return QueueStatus(
         name=name,
-        sqs_name=sqs_name,
-        ready=_integer(found, _STEM),
-        in_flight=_integer(found, _STEM + "NotVisible"),
-        delayed=_integer(found, _STEM + "Delayed"),
-        has_dlq=dlq_url is not None,
-        dead_letters=None if dlq_url is None else _messages(calls_of(dlq_url)),
+        sqs_name=queue.name,
+        ready=ready,
+        in_flight=in_flight,
+        delayed=delayed,
+        has_dlq=queue.dlq_url is not None,
+        dead_letters=dead_letters,
+        known=None if in_flight else QueueNow(),
     )
 
 
@@ -195,17 +188,19 @@ def with_workers(status: QueueStatus, workers: Iterable[WorkerNow], *, now: floa
 
 def sum_providers(workers: Iterable[WorkerNow]) -> list[ProviderNow]:
     """Add up the workers' numbers for each provider and tenant. The worst state counts."""
-    found: dict[str, ProviderNow] = {}
-    for one in (provider for worker in workers for provider in worker.providers):
-        known = found.setdefault(one.name, replace(one, rate=0.0, hidden=0, in_line=0))
-        found[one.name] = replace(
-            known,
-            state=min(known, one, key=lambda one: one.sort_key).state,
-            rate=known.rate + one.rate,
-            hidden=known.hidden + one.hidden,
-            in_line=known.in_line + one.in_line,
+    by_name: dict[str, list[ProviderNow]] = defaultdict(list)
+    for worker in workers:
+        for one in worker.providers:
+            by_name[one.name].append(one)
+    return [
+        replace(
+            min(group, key=lambda one: one.sort_key),
+            rate=sum(one.rate for one in group),
+            hidden=sum(one.hidden for one in group),
+            in_line=sum(one.in_line for one in group),
         )
-    return [found[name] for name in sorted(found)]
+        for _, group in sorted(by_name.items())
+    ]
 
 
 _COLUMNS: Final = (
@@ -218,10 +213,10 @@ def render(status: Status) -> str:
     """Return a table of all queues, a table of the providers that are not ok, and remarks."""
     lines = _table(_COLUMNS, map(_cells, status.queues))
     unwell = [one for one in status.providers if one.state != "ok"]
-    unwell.sort(key=lambda one: -one.hidden - one.in_line)
+    unwell.sort(key=lambda one: one.sort_key)
     if unwell:
-        lines += ["", *_table(_PROVIDER_COLUMNS, map(_provider_cells, unwell[:_MOST_NAMES]))]
-    if more := unwell[_MOST_NAMES:]:
+        lines += ["", *_table(_PROVIDER_COLUMNS, map(_provider_cells, unwell[:MOST_NAMES]))]
+    if more := unwell[MOST_NAMES:]:
         waiting = sum(one.hidden + one.in_line for one in more)
         lines.append(f"{len(more)} more are paused or recovering: {waiting} messages wait for them")
     return "\n".join([*lines, *_notes(status)])
@@ -250,7 +245,7 @@ def _cells(queue: QueueStatus) -> tuple[str, ...]:
         "?" if share is None else f"{share:.1%}",
         _number(queue.delayed),
         dead,
-        in_words(age) if age is not None else "-" if queue.is_empty else "?",
+        in_words(age) if age is not None else "-" if queue.in_flight == 0 else "?",
     )
 
 
@@ -259,21 +254,16 @@ def _number(value: int | None) -> str:
 
 
 def _notes(status: Status) -> Iterator[str]:
-    faults: dict[str, list[str]] = {}
-    for queue in status.queues:
-        if queue.failure:
-            faults.setdefault(queue.failure, []).append(queue.name)
-        elif queue.has_dlq and queue.dead_letters is None:
-            faults.setdefault("dead-letter queue cannot be read", []).append(queue.name)
-    yield from (f"{name_some(names, _MOST_NAMES)}: {fault}" for fault, names in faults.items())
+    readable = [queue for queue in status.queues if not queue.failure]
+    if unread := [q.name for q in readable if q.has_dlq and q.dead_letters is None]:
+        yield f"{name_some(unread, MOST_NAMES)}: dead-letter queue cannot be read"
     if not_shown := status.not_shown():
         yield not_shown
     if status.workers is None:
         yield f"? is not known: {status.why}"
         return
-    unknown = [q.name for q in status.queues if not (q.known or q.is_empty or q.failure)]
-    if unknown:
-        of = f" of {name_some(unknown, _MOST_NAMES)}" if status.workers else ""
+    if unknown := [queue.name for queue in readable if queue.known is None]:
+        of = f" of {name_some(unknown, MOST_NAMES)}" if status.workers else ""
         yield f"? is not known: no worker{of} has written within the last minute"
     for queue in status.queues:
         yield from (f"{queue.name}: {line}" for line in _outlook(queue))
@@ -293,17 +283,3 @@ def _outlook(queue: QueueStatus) -> Iterator[str]:
         reasons = sorted(queue.known.dead_letters.items(), key=lambda pair: -pair[1])
         listed = ", ".join(f"{number} {reason}" for reason, number in reasons)
         yield f"given up by the workers since they started: {listed}"
-
-
-def _messages(calls: Calls) -> int | None:
-    found = calls.attributes()
-    if isinstance(found, Failure):
-        return None
-    return sum(_integer(found, _STEM + kind) or 0 for kind in ("", "NotVisible", "Delayed"))
-
-
-def _integer(attributes: Mapping[str, str], name: str) -> int | None:
-    try:
-        return int(attributes[name])
-    except (KeyError, ValueError):
-        return None

@@ -20,7 +20,7 @@ from ..sqs.arns import QueueArn, is_queue_name, region_of
 from ..sqs.calls import Calls, Results
 from ..sqs.errors import Failure, Kind, Operation, failure_of
 from ..sqs.find_queue import QueueFinder, connection_to_look
-from ..sqs.queues import queue_name, read_redrive_policy, sibling_url
+from ..sqs.queues import count_messages, queue_name, read_redrive_policy, sibling_url
 from .errors import RedriveError, RedriveRefused, RedriveUnreachable, make_unreachable
 from .halt import TRIES, draw_pause
 from .message import DlqMessage
@@ -105,8 +105,7 @@ class Endpoint:
             RedriveUnreachable: SQS does not answer, or denies the call.
         """
         found = ask(f"Cannot read the attributes of queue {self.name}", self.calls.attributes)
-        stem, kinds = "ApproximateNumberOfMessages", ("", "NotVisible", "Delayed")
-        return sum(int(found.get(stem + kind, 0)) for kind in kinds)
+        return sum(count_messages(found))
 
     def depth_or(self, otherwise: int) -> int:
         """Return the depth, or ``otherwise`` if SQS does not return it."""

@@ -86,6 +86,18 @@ def queue_name(place: str) -> str:
     return place.rpartition("/" if "://" in place else ":")[2]
 
 
+def count_messages(attributes: Mapping[str, str]) -> tuple[int, int, int]:
+    """Return SQS's approximate numbers of messages that are ready, in flight and delayed.
+
+    A number that SQS did not return is 0.
+    """
+    ready, in_flight, delayed = (
+        int(attributes.get(f"ApproximateNumberOfMessages{kind}", 0))
+        for kind in ("", "NotVisible", "Delayed")
+    )
+    return ready, in_flight, delayed
+
+
 def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None) -> Queue:
     """Ask SQS for a queue's attributes (GetQueueAttributes).
 
@@ -104,7 +116,7 @@ def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None
     calls = client if isinstance(client, Calls) else Calls(client, url)
     found = calls.attributes()
     if not isinstance(found, Failure):
-        return _from_attributes(url, found)
+        return describe_queue(url, found)
     for_good = found.code in _FOR_GOOD or found.kind is Kind.UNSUPPORTED
     if last is not None and (last.is_read or not for_good):
         return replace(last, messages_in_flight=0)
@@ -122,7 +134,8 @@ def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None
     return Queue(url)
 
 
-def _from_attributes(url: str, attributes: Mapping[str, str]) -> Queue:
+def describe_queue(url: str, attributes: Mapping[str, str]) -> Queue:
+    """Return a queue with the attributes that GetQueueAttributes returned."""
     retention = attributes.get("MessageRetentionPeriod")
     visibility = int(attributes.get("VisibilityTimeout", DEFAULT_VISIBILITY_TIMEOUT_SECONDS))
     arn, (dlq_arn, max_receive_count) = attributes.get("QueueArn"), read_redrive_policy(attributes)
@@ -133,6 +146,6 @@ def _from_attributes(url: str, attributes: Mapping[str, str]) -> Queue:
         max_receive_count=max_receive_count,
         arn=arn,
         dlq_arn=None if dlq_arn == arn else dlq_arn,  # a queue cannot be its own dead-letter queue
-        messages_in_flight=int(attributes.get("ApproximateNumberOfMessagesNotVisible", 0)),
+        messages_in_flight=count_messages(attributes)[1],
         attributes=attributes,
     )

@@ -82,11 +82,11 @@ def test_memory_store(run, app):
 
 
 def test_unreadable_queue(run, app):
-    """The status names a queue that it cannot read."""
+    """The status names the queues that it cannot read, and each reason once."""
     url = "http://127.0.0.1:1/123456789012/mails"
     app.conf.broker_transport_options = {
         **app.conf.broker_transport_options,
-        "predefined_queues": {"mails": {"url": url}},
+        "predefined_queues": {name: {"url": url} for name in ("mails", "bulk")},
         "client-config": {"retries": {"total_max_attempts": 1}},
     }
     app.conf.update(broker_read_url="sqs://k:hunter2@127.0.0.1:1//", task_default_queue="mails")
@@ -95,6 +95,10 @@ def test_unreadable_queue(run, app):
     assert json.loads(result.stdout)["queues"][0]["ready"] is None
     assert "cannot read queue mails: EndpointConnectionError" in result.stderr
     assert "hunter2" not in result.output
+    result = run("-Q", "mails,bulk")
+    assert result.exit_code == UNREACHABLE
+    assert result.stderr.count("EndpointConnectionError") == 1
+    assert "cannot read queues mails, bulk: EndpointConnectionError" in result.stderr
 
 
 def test_missing_queue(run, app, queue):
