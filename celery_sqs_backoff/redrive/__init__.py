@@ -1,7 +1,7 @@
-"""Replay a dead-letter queue: an engine that never prints.
+"""Replay a dead-letter queue from Python. This package prints nothing.
 
-Import the function with ``from celery_sqs_backoff import redrive``. Import all other names from
-this package: ``from celery_sqs_backoff.redrive import peek, RedriveReport``.
+Import the function ``redrive`` from ``celery_sqs_backoff``. Import all other names from this
+package, as in ``from celery_sqs_backoff.redrive import peek, RedriveReport``.
 """
 
 from .api import redrive

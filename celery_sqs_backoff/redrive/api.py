@@ -1,4 +1,4 @@
-"""``celery_sqs_backoff.redrive``: replay a dead-letter queue."""
+"""Define the public function ``redrive``, which replays a dead-letter queue."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def redrive(
 
     The redrive deletes a message only after SQS has reported it as sent, so no message is lost. A
     message can be sent twice if SQS's answer is lost, or if the process is killed between the send
-    and the delete. A ``journal`` records which messages these are. Example:
+    and the delete. With a ``journal``, you learn which messages may have been sent twice. Example:
     ``redrive(app, "mail-dlq", rate="10/s")``.
 
     Arguments:
@@ -39,45 +39,47 @@ def redrive(
             Region, endpoint, predefined queues). It uses only queues in the account and Region of
             that broker.
         source: name, URL or ARN of the dead-letter queue, or of a queue that has one.
-        to: name, URL or ARN of the destination of all messages. Default: each message goes to the
-            queue it came from, according to SQS or to its dead-letter record. A message without
-            this fact goes to the queue that has this dead-letter queue, if there is only one. By
-            default, messages go only to queues that SQS lists as sources of this dead-letter queue.
+        to: name, URL or ARN of the queue that gets all messages. Default: each message goes back to
+            the queue it came from, if SQS lists this queue as a source of the dead-letter queue.
+            SQS names this queue, or a worker has named it in the dead-letter record. If no queue is
+            named and SQS lists only one, the message goes there.
         on_event: is called with each event, one at a time. Events up to ``Started`` come in the
-            caller's thread, and later events in a thread of their own. A slow callback delays only
-            the start and the end of the run.
-        stop: set it to end the run as soon as SQS has answered the calls under way.
+            thread that calls ``redrive``. Later events come in another thread. A slow callback
+            delays only the start and the end of the run.
+        stop: set it to end the run as soon as SQS has answered the calls that are under way.
         rate: messages per second (``"10/s"``, ``"300/m"``, a number). Default: no limit.
         ramp: time in which the rate rises from a tenth to the full rate: seconds, or text such as
             ``"10m"``. Default: no ramp.
         spread: each message gets a random delay up to this time: seconds or text, at most
             ``"15m"``. Default: no delay. Not for FIFO queues.
         task, reason, outcome, origin, error, older, newer, ids: select messages; see
-            :class:`~celery_sqs_backoff.redrive.options.RedriveOptions`. Other messages stay.
-            Default: all messages.
-        include_unknown: also send a message if its task may have been done already (its record has
-            outcome UNKNOWN), or if it may have been sent before (in doubt). Default: leave such
-            messages.
+            :class:`~celery_sqs_backoff.redrive.options.RedriveOptions`. Other messages stay in the
+            dead-letter queue. Default: all messages.
+        include_unknown: also send a message if its task may have been done already (the record has
+            outcome UNKNOWN), or if an earlier send may have succeeded (it is *in doubt*). Default:
+            such messages stay in the dead-letter queue.
         limit: send at most this number of messages. Default: no limit.
         max_replays: skip messages that were already replayed this number of times. Default 3.
         probe: URL, ``"module:callable"`` or callable that reports whether the provider is healthy.
-            The redrive calls it before the first message and every 5 s.
-        expired: how to treat a task after its ``expires``. A worker would discard such a task.
-            ``"leave"`` (default) leaves its message in the dead-letter queue. ``"extend"`` gives
-            the task the same lifetime as at its first send, counted from now, at least an hour.
-        delete: delete the messages instead of sending them. This includes expired, poison and
-            unreadable messages, and messages with outcome UNKNOWN or in doubt. Needs ``dump``.
+            The redrive calls it before the first message and every 5 s. If the first call fails,
+            no message is sent. Three failures in a row end the run.
+        expired: how to treat a message after the ``expires`` of its task. A worker would discard
+            the task. ``"leave"`` (default) leaves the message in the dead-letter queue.
+            ``"extend"`` sends it with a later ``expires``: the task gets as much time from now as
+            it had after its first send, and at least an hour.
+        delete: delete the messages instead of sending them. This includes messages that are
+            expired, unreadable, in doubt, or were replayed too often, and messages with outcome
+            UNKNOWN. Needs ``dump``.
         restore: put the messages of this archive back on the dead-letter queue, each once, and send
             no message elsewhere. ``journal`` records each message put back; by default it is a file
             next to the archive (``FILE.restored``). Not with ``to``, ``rate``, ``spread``,
             ``probe``, ``delete``, ``dump``, ``limit`` or a selection.
-        dump: append each message to this file (JSON lines) before it is sent or deleted. Only you
-            may have access to the file, and it must not be a link.
+        dump: append each message to this file (JSON lines) before it is sent or deleted.
         journal: record each send in this file, before the send and after it. After a kill, the next
-            run with this file continues the killed run. Only you may have access to the file, and
-            it must not be a link. If it is a directory, the journal is a file in it, named after
-            the queue's ARN. Default: no journal.
-        force: run although the dead-letter queue has a dead-letter queue itself.
+            run with this file continues the killed run. If it is a directory, the journal is a file
+            in it, named after the queue's ARN. Default: no journal. Only you may have access to the
+            files of ``journal`` and ``dump``, and they must not be links.
+        force: run even if the dead-letter queue has a dead-letter queue itself.
 
     Returns:
         The counts, and why the run ended.
@@ -92,7 +94,9 @@ def redrive(
     """
     checked = RedriveOptions(**options)
     if checked.restore is not None and to is not None:
-        raise ValueError("restore takes no to: it puts messages back on their dead-letter queue")
+        raise ValueError(
+            "restore cannot be used with to: it puts messages back on their dead-letter queue"
+        )
     with open_route(app, source, checked, to=to) as route, ExitStack() as stack:
         key, path, archive = str(route.source.arn), checked.journal, checked.restore
         if archive is not None:

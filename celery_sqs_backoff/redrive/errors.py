@@ -1,7 +1,7 @@
 """Errors of a redrive that could not begin, or could not go on.
 
 RedriveError
-+-- RedriveRefused      the redrive would do harm or is impossible: no message was sent
++-- RedriveRefused      the redrive is impossible or would do harm. No message was sent
 +-- RedriveUnreachable  SQS does not answer, or denies a call
 """
 
@@ -15,7 +15,7 @@ class RedriveError(Exception):
 
 
 class RedriveRefused(RedriveError):
-    """The redrive was not begun. The error's text gives the reason and a remedy.
+    """The redrive did not begin. The error's text gives the reason and a remedy.
 
     Attributes:
         overridable: whether ``force=True`` lets the redrive run in spite of the error.
@@ -39,10 +39,13 @@ class RedriveUnreachable(RedriveError):
 
 
 def explain(what: str, failure: Failure) -> str:
-    """Return a text that says why a call failed and how to fix it. ``what`` names the call."""
+    """Return a text that says why a call failed and how to fix it.
+
+    ``what`` names the call, such as ``"ReceiveMessage"``.
+    """
     return f"{what}: {failure.code}. {advice(failure.code)}"
 
 
 def make_unreachable(what: str, failure: Failure) -> RedriveUnreachable:
-    """Return the error to raise for a failed call. ``what`` names the call."""
+    """Return the error to raise for a failed call. ``what`` is as in :func:`explain`."""
     return RedriveUnreachable(explain(what, failure), failure.code)

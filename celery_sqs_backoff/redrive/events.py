@@ -1,7 +1,7 @@
 """Events of a redrive, and its report.
 
-The redrive calls ``on_event`` with one event at a time. Events name messages by their ID in the
-source. They never hold a body or arguments.
+The redrive calls ``on_event`` with one event at a time. Events name messages by their message ID
+in the *source*, which is the dead-letter queue. They never hold a body or arguments.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 Ids: TypeAlias = tuple[str, ...]
 
-#: After a second signal, the run waits this long for calls under way, and then this long again for
-#: a callback that blocks.
+#: After a second Ctrl-C, the run waits this number of seconds for answers of SQS, and then the same
+#: number of seconds for ``on_event``, which may block.
 GRACE_SECONDS = 2.0
 
 
@@ -26,7 +26,7 @@ class Ended(str, Enum):
     DONE = "done"
     #: The run could not receive all messages.
     INCOMPLETE = "incomplete"
-    #: The probe failed, or too many messages came back.
+    #: The probe failed, or too many sent messages came back to the source.
     GATE = "gate"
     INTERRUPTED = "interrupted"
     #: SQS does not answer, or denies a call.
@@ -43,26 +43,27 @@ class RedriveReport:
 
     Attributes:
         sent: messages that SQS reported as sent to the destination.
-        deleted: sent and dropped messages that SQS reported as deleted from the source.
+        deleted: messages that SQS reported as deleted from the source. They are the sent messages,
+            the ``dropped`` messages, and messages that an earlier run had sent.
         failed: messages that could not be sent (SQS refused, or no destination is known). They are
             still in the source.
-        skipped: messages that were not selected, that had expired, or that may have been done
-            already. They are still in the source.
-        poison: messages that came back in this run, or were replayed too often. They are still in
-            the source.
-        in_doubt: messages that may have been sent, because SQS's response was lost. They are still
-            in the source. With ``include_unknown`` the run has sent them again, so they may have
-            been sent more than once. Messages that another run may have sent, too, also count.
-            Events gave the IDs. A message that an earlier run left in doubt does not count once it
-            has left the source.
+        skipped: messages that were not selected, messages with an expired task, and messages with
+            a task that may have been done already. They are still in the source.
+        poison: messages that came back to the source after this run had sent them, or that were
+            replayed too often. They are still in the source.
+        in_doubt: messages that may have been sent, because SQS's response to the send was lost.
+            They are still in the source. With ``include_unknown`` the run has sent them again, so
+            they may have been sent twice. The number also counts messages that an earlier run left
+            in doubt, and messages that another run may have sent at the same time. ``InDoubt``
+            events name all of them.
         remaining: messages in the source at the end. SQS counts approximately.
-        returned: messages that were sent in this run and received again. ``poison`` counts them,
-            too.
+        returned: messages that this run has sent and received again. ``poison`` counts them, too.
         dropped: messages that were deleted without being sent (option ``delete``).
         not_deleted: messages that were sent, but SQS has not confirmed their delete. If they are
-            still in the source, another run sends them again, unless it has this run's journal.
+            still in the source, another run sends them again, unless it uses this run's journal.
         looked_at: messages that were received. A message that came back in this run counts again.
-        unknown: the part of ``skipped`` that may have been done already, according to the record.
+        unknown: the ``skipped`` messages with outcome UNKNOWN in their dead-letter record. Their
+            tasks may have been done already.
         ended: why the run ended.
         detail: explanation of ``ended``, for a person. May be empty.
     """
@@ -84,7 +85,7 @@ class RedriveReport:
 
     @property
     def sent_before(self) -> int:
-        """Number of messages that an earlier run had sent and this run only had to delete."""
+        """Number of messages that an earlier run had sent, so this run only had to delete them."""
         return max(0, self.deleted + self.not_deleted - self.sent - self.dropped)
 
 
@@ -132,10 +133,7 @@ class Failed(_MessagesLeft):
 
 
 class NotDeleted(_MessagesLeft):
-    """Messages that were sent, but SQS has not confirmed their delete.
-
-    If they are still in the source, another run sends them again, unless it has this run's journal.
-    """
+    """Messages that were sent, but SQS has not confirmed their delete from the source."""
 
 
 class Skipped(_MessagesLeft):
@@ -143,15 +141,18 @@ class Skipped(_MessagesLeft):
 
 
 class Poison(_MessagesLeft):
-    """Messages that came back in this run, or were replayed too often. They stay in the source."""
+    """Messages that this run had sent and that came back, or that were replayed too often.
+
+    They stay in the source.
+    """
 
 
 @dataclass(frozen=True)
 class InDoubt:
     """Messages that may have been sent, or may have been sent twice.
 
-    ``resend``: whether the run sends them again. ``None`` = this run has sent them, but SQS showed
-    them again before the run had deleted them. So another run may also have sent them.
+    ``resend``: whether the run sends them again. ``None`` = this run has sent them, but SQS stopped
+    hiding them before the run deleted them. So another run may also have sent them.
     """
 
     ids: Ids
@@ -160,10 +161,10 @@ class InDoubt:
 
 @dataclass(frozen=True)
 class RunWaits:
-    """The run receives no message and waits, because a killed run may hide the rest.
+    """The run waits for messages that it cannot receive, because a killed run may hide them.
 
-    ``messages``: number of messages that the run has not received. ``seconds``: it waits at most
-    this long.
+    ``messages``: number of messages that the run has not received. ``seconds``: the run waits at
+    most this number of seconds.
     """
 
     messages: int
@@ -172,7 +173,7 @@ class RunWaits:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the run is. Emitted about once a second.
+    """The progress of the run, about once a second.
 
     ``messages``: number of messages in the source at the start. ``looked_at``: how many of them the
     run has received. ``to_send``: estimate of how many of them the run sends or drops in all.
@@ -197,8 +198,8 @@ class Progress:
 class Finished:
     """The last event of every run, also if the run raises an exception.
 
-    ``ended`` is the value of ``report.ended``. If a command ends before its run has begun, it
-    prints a ``Finished`` without a report. Its ``ended`` is ``"refused"``, for example.
+    ``ended`` is the value of ``report.ended``. If ``sqs-redrive --json`` ends before its run has
+    begun, it prints this event without a report, and ``ended`` is ``"refused"``, for example.
     """
 
     report: RedriveReport | None
@@ -230,8 +231,8 @@ class Listener:
     """Calls ``on_event`` with one event at a time, in order. Safe for threads.
 
     Attributes:
-        error: the first exception that ``on_event`` raised. After it, ``on_event`` is called only
-            for ``Finished``. ``None`` = no exception.
+        error: the first exception that ``on_event`` raised; ``None`` = no exception. After an
+            exception, ``on_event`` is called only for ``Finished``.
     """
 
     def __init__(self, on_event: Callable[[RedriveEvent], None] | None) -> None:
@@ -243,8 +244,8 @@ class Listener:
     def __call__(self, event: RedriveEvent) -> None:
         """Deliver an event. Never raises.
 
-        Before ``start()``, call the callback in this thread. After it, the listener's own thread
-        calls the callback.
+        Before ``start()``, call ``on_event`` in this thread. After ``start()``, a thread of the
+        listener calls ``on_event``.
         """
         if self._thread is None:
             self._deliver(event)
@@ -259,7 +260,7 @@ class Listener:
         """Wait until all events are delivered.
 
         Arguments:
-            is_interrupted: wait at most two seconds, because the callback may block.
+            is_interrupted: wait at most two seconds, because ``on_event`` may block.
         """
         if (thread := self._thread) is not None:
             self._queue.put(None)
@@ -274,5 +275,5 @@ class Listener:
             return
         try:
             self._on_event(event)
-        except BaseException as exc:  # noqa: BLE001  # the run raises a callback's error at its end
+        except BaseException as exc:  # noqa: BLE001  # the run raises it at its end
             self.error = self.error or exc

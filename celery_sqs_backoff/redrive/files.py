@@ -1,7 +1,7 @@
 """Read and write the files of a redrive: a journal of sends, and archives of messages.
 
-Both have one JSON object per line, and lines are only appended. A file that other users can read
-or write is refused. A forged journal would make a run delete messages that were never sent, and an
+Both have one JSON object per line, and lines are only appended. A redrive refuses a file that other
+users can read or write: a forged journal would make it delete messages that were never sent, and an
 archive holds user data.
 """
 
@@ -23,11 +23,12 @@ from ..sqs.dead_letter import sendable
 from .errors import RedriveRefused
 from .message import DlqMessage
 
-#: The run waits until lines of these kinds are on the disk. If another line is lost, no message is
-#: sent twice: the next run repeats a delete, or takes an unsent message for one in doubt.
+#: The run waits until journal lines of these kinds are on the disk. A crash may lose lines of the
+#: other kinds, but no message is sent twice: the next run only deletes a message a second time, or
+#: treats an unsent message as in doubt.
 _SYNCED = {"sending", "sent", "ended"}
 
-#: Lines that settle a message, so the next run does not need to know it.
+#: After a journal line of these kinds, the next run does not need to know the message.
 _SETTLED = {"unsent", "deleted", "gone"}
 
 
@@ -59,7 +60,7 @@ class JsonLines:
             if head != begins[: len(head)] or (b"\n" in head):
                 raise RedriveRefused(f"{path} is not a redrive {what}. Name another file.")
             _remove_truncated_line(file)
-        except BaseException as exc:  # an open file stays locked
+        except BaseException as exc:  # close the file, because an open file stays locked
             self.close()
             if isinstance(exc, BlockingIOError):
                 raise RedriveRefused(
@@ -71,7 +72,7 @@ class JsonLines:
             raise
 
     def append(self, objects: Sequence[Mapping[str, object]], *, sync: bool) -> None:
-        """Append a line for each object. With ``sync`` they are on the disk on return.
+        """Append a line for each object. With ``sync``, return only when they are on the disk.
 
         Raises:
             OSError: for example, the disk is full.
@@ -96,15 +97,16 @@ class JsonLines:
 
 
 class NoJournal:
-    """The journal of a run without a file. If the run is killed, the next run can send twice.
+    """A journal that records nothing, for a run without a journal file.
 
-    Here the attributes start empty. :class:`Journal` sets them.
+    If such a run is killed, the next run can send messages a second time. The subclass
+    :class:`Journal` fills the attributes from its file.
 
     Attributes:
         path: the file; ``None`` = no file.
-        past: messages that earlier processes have not settled, by ID. The value is the time of the
-            first send that SQS did not answer (seconds since the epoch). ``None`` = SQS has
-            accepted the message, and the run only has to delete it.
+        past: messages that earlier runs have left in doubt or not deleted, by ID. The value is the
+            time of the first send that SQS did not answer (seconds since the epoch). ``None`` = SQS
+            has accepted the message, and the run only has to delete it.
         last_at: when the last send began, in seconds since the epoch; 0 = never.
         is_resumed: whether the last run with this file wrote no ``ended`` line, for example because
             it was killed.
@@ -124,7 +126,7 @@ class Journal(NoJournal, JsonLines):
     ``{"is": "sending", "ids": [...]}`` is on the disk before the call to SQS, and ``"sent"`` before
     the delete. If the last line of a message is ``sending``, the message is *in doubt*: the process
     ended before SQS answered. If its last line is ``sent``, it only has to be deleted. If the last
-    run has ended and settled all its messages, the next run empties the file when it opens it.
+    run has ended, and left no message in doubt or undeleted, the next run empties the file.
 
     Arguments:
         path: the file. It stays when the run is over, and another run may continue it.
@@ -144,7 +146,7 @@ class Journal(NoJournal, JsonLines):
             if not (self.is_resumed or self.past):
                 self._file.truncate(0)
             self.append([{"source": source}], sync=True)
-        except BaseException as exc:  # an open file stays locked
+        except BaseException as exc:  # close the file, because an open file stays locked
             self.close()
             if isinstance(exc, OSError):
                 raise RedriveRefused(f"Cannot write journal {path}: {exc.strerror}.") from exc
@@ -219,7 +221,7 @@ class Archive(JsonLines):
         self._source = source
 
     def write(self, messages: Sequence[DlqMessage], destinations: Sequence[str | None]) -> None:
-        """Append messages, each with the ARN of its destination. They are on the disk on return.
+        """Append messages, each with the ARN of its destination. Return only when all are on disk.
 
         Raises:
             OSError: for example, the disk is full.
@@ -279,7 +281,7 @@ def _open(path: Path, flags: int, mode: str, what: str) -> BinaryIO:
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except OSError as exc:
-        why = "it is a link: name the file" if path.is_symlink() else exc.strerror
+        why = "it is a link: name the file itself" if path.is_symlink() else exc.strerror
         raise RedriveRefused(f"Cannot open {what} {path}: {why}.") from exc
     try:
         found = os.fstat(descriptor)

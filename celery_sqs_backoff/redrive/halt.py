@@ -33,8 +33,8 @@ class Halt:
 
     Arguments:
         stop: the caller of the redrive sets it to end the run.
-        clock: seconds. It also runs while the machine is suspended.
-        now: seconds since the epoch.
+        clock: returns seconds. It also runs while the machine is suspended.
+        now: returns seconds since the epoch.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Halt:
             self._event.set()
 
     def fail(self, exc: BaseException) -> None:
-        """End the run because of an exception. The run raises the exception at its end."""
+        """End the run because of an exception. At its end, the run raises the exception."""
         with self._lock:
             self.error = self.error or exc
         ended = Ended.UNREACHABLE if isinstance(exc, RedriveUnreachable) else Ended.ERROR
@@ -87,7 +87,7 @@ class Halt:
 
 
 def must_end(ledger: Ledger, halt: Halt) -> bool:
-    """End a run whose callback or journal has failed. Return whether the run must end."""
+    """End the run if ``on_event`` or the journal has failed. Return whether the run must end."""
     if (error := ledger.emit.error) is not None:
         halt.fail(error)
     if (unwritten := ledger.file_error) is not None:
@@ -98,7 +98,7 @@ def must_end(ledger: Ledger, halt: Halt) -> bool:
 def carry_out(
     work: Callable[[], int], ledger: Ledger, halt: Halt, *, messages: int
 ) -> RedriveReport:
-    """Do the work of a run, and emit ``Finished`` even if the work raises.
+    """Do the work of a run, and emit ``Finished`` even if the work raises an exception.
 
     Arguments:
         work: returns how many messages remain in the source.
@@ -114,8 +114,10 @@ def carry_out(
 
     try:
         report = report_end(work())
-    except BaseException as exc:  # give no message back: SQS shows them when their holds end
-        is_signal = isinstance(exc, KeyboardInterrupt)  # in a command, the first signal sets stop
+    except BaseException as exc:
+        # End without further calls. SQS shows the held messages again when their holds end.
+        # In a command the first signal only sets ``stop``, so KeyboardInterrupt is the second.
+        is_signal = isinstance(exc, KeyboardInterrupt)
         halt.ended = Ended.INTERRUPTED
         halt.detail = "by a second signal" if is_signal else type(exc).__name__
         ledger.name_unanswered()
@@ -123,7 +125,7 @@ def carry_out(
         ledger.emit.finish(is_interrupted=True)
         raise
     ledger.emit.finish()
-    # The callback may have raised for one of the last events.
+    # ``on_event`` may have raised for one of the last events.
     if (error := halt.error or ledger.emit.error) is not None:
         raise error
     return report

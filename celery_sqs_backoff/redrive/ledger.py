@@ -1,6 +1,8 @@
 """Keep the state of each message of a redrive, in one table under one lock.
 
-::
+A receive hides a message from other consumers for some seconds, and the run can renew this time.
+This is the *hold* of the message. A message is *in doubt* if it may have been sent, because the
+response of SQS to a send was lost. A received message is HELD, and methods change its state::
 
     HELD --start_sending--> SENDING --mark_sent--> SENT --mark_deleted--> forgotten
      |  <---mark_unsent, mark_in_doubt---'                                 ^
@@ -8,13 +10,10 @@
      |--release-> forgotten: the run will receive it again                 |
      '--mark_deleted (unsent, by the option ``delete``) -------------------'
 
-A receive hides a message from other consumers for some seconds, and the run can renew this time.
-This is the *hold* of the message.
-
-Each method is one transition. It changes the rows, writes the journal and emits an event, in this
-order. A row has no receipt handle if this process does not hold the message: the row is from the
-journal, or the message is in doubt and was released. Only the newest receipt handle of a message is
-used. If a newer handle arrives while the message is SENDING, the sending thread continues with it.
+A method changes the rows, writes the journal and emits an event, in this order. The run uses only
+the newest receipt handle of a message. If a newer handle arrives during SENDING, the sending thread
+continues with it. A row has no receipt handle if this run does not hold the message: the row is
+from the journal, or the message is in doubt and was released.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ _EVENTS: dict[Action, Callable[[tuple[str, ...], str], events.RedriveEvent]] = {
     Action.CAME_BACK: events.Poison,
 }
 
-#: The run does not send a message if less than this share of its hold remains (2 s of 30), or less
-#: than the margin below if that is shorter.
+#: The run sends a message only if the rest of its hold is longer than a margin. The margin is this
+#: share of a hold (2 s of 30 s), and at most the seconds below.
 _MARGIN_SHARE = 1 / 15
 _MOST_MARGIN_SECONDS = 2.0
 
-#: The ledger remembers this number of deleted messages, because SQS may deliver one again.
+#: The ledger remembers this number of deleted messages, because SQS may deliver one of them again.
 _REMEMBERED = 10_000
 
 
@@ -58,16 +57,15 @@ class RowState(Enum):
 
 @dataclass(slots=True)
 class LedgerRow:
-    """A message that is not settled.
+    """The state of one message that SQS has not deleted.
 
     Attributes:
         handle: its newest receipt handle; ``None`` = this process does not hold it.
         until: time at which SQS stops hiding it, by the run's clock.
-        left: the action for which the run keeps it in the source; ``None`` = no such action.
-        doubted_at: when it was first sent without an answer, in seconds since the epoch.
-            ``None`` = not in doubt. In a row that ``_doubt_late`` or ``name_unanswered`` has
-            marked, it is a time of the run's clock. Such a row counts only as in doubt, and its
-            time has no meaning.
+        left: why it stays in the source, such as ``Action.SKIP``; ``None`` = it does not stay.
+        doubted_at: start of the first send that SQS did not answer, in seconds since the epoch;
+            ``None`` = the message is not in doubt. ``_doubt_late`` and ``name_unanswered`` set it
+            only to mark the message as in doubt. Then its value has no meaning.
     """
 
     state: RowState
@@ -81,15 +79,15 @@ class Ledger:
     """The state of each message of a run, and the counts for its report. Safe for threads.
 
     Arguments:
-        journal: gives the messages that earlier processes have not settled.
+        journal: names the messages that earlier runs have left in doubt or not deleted.
         on_event: is called with one event at a time.
-        clock: seconds. It also runs while the machine is suspended.
-        hold_seconds: for how long a receive hides a message.
+        clock: returns seconds. It also runs while the machine is suspended.
+        hold_seconds: seconds for which a receive hides a message.
 
     Attributes:
         looked_at: number of distinct messages that were received.
         admitted: number of messages that were chosen to be sent or deleted.
-        claims: number of places that threads have reserved for receives under way (``claim``).
+        claims: number of messages that the receives under way may return (``claim``).
         file_error: the first error of a write to the journal; ``None`` = all writes worked.
     """
 
@@ -121,11 +119,12 @@ class Ledger:
     def claim(self, most: int, places: int) -> int | None:
         """Reserve places for the messages of one receive, and return the number of places.
 
-        The run has one place for each message that it looks at. ``None`` = all places are taken.
+        A run looks at a limited number of messages. Each takes one place. ``None`` = all
+        places are taken.
 
         Arguments:
             most: largest number to return.
-            places: number of places of the run.
+            places: number of messages that the run may look at.
         """
         with self.lock:
             claim = min(most, places - self.places - self.claims)
@@ -139,8 +138,8 @@ class Ledger:
     ) -> tuple[list[DlqMessage], list[DlqMessage]]:
         """Record the messages that a receive returned.
 
-        Returns the messages that the caller has to settle now, and messages that were sent before
-        and only have to be deleted.
+        Returns the messages that were not sent yet, and the messages that were sent before and only
+        have to be deleted.
 
         Arguments:
             claim: number that ``claim()`` returned for this receive.
@@ -154,8 +153,8 @@ class Ledger:
             for message in messages:
                 row = self.rows.get(message.id)
                 if row is None and message.id in self._gone:
-                    # SQS may accept a delete with an older handle, but keep the message. So delete
-                    # it again.
+                    # SQS may accept a delete with an older handle, but keep the message. The
+                    # caller deletes it again.
                     row = self.rows[message.id] = LedgerRow(RowState.SENT)
                     del self._gone[message.id]
                     self.deleted -= 1
@@ -195,7 +194,7 @@ class Ledger:
             return ours
 
     def release(self, messages: Iterable[DlqMessage]) -> list[str]:
-        """Forget messages that are not settled, and return their receipt handles.
+        """Forget the given messages that are HELD, and return their receipt handles.
 
         A message in doubt keeps its row, without a handle.
         """
@@ -218,18 +217,18 @@ class Ledger:
     # Settling
 
     def find_doubt(self, message: DlqMessage) -> float | None:
-        """Return when a message was first sent without an answer, in seconds since the epoch.
+        """Return when the first send of a message that SQS did not answer began.
 
-        ``None`` = the message is not in doubt.
+        In seconds since the epoch. ``None`` = the message is not in doubt.
         """
         with self.lock:
             row = self.rows.get(message.id)
             return None if row is None else row.doubted_at
 
     def start_sending(self, messages: Sequence[DlqMessage], at: float) -> list[DlqMessage]:
-        """Write the messages that may be sent now to the journal, and return them.
+        """Record in the journal which messages the caller now sends, and return these messages.
 
-        Other messages are released.
+        Messages that SQS no longer hides for this run are released instead.
 
         Raises:
             OSError: the journal cannot be written, so no message may be sent.
@@ -240,7 +239,7 @@ class Ledger:
                 self.rows[message.id].state = RowState.SENDING
         try:
             self._journal.write("sending", [message.id for message in ours], at)
-        except BaseException:  # also a signal: without its journal line no message may be sent
+        except BaseException:  # also for a signal: do not send a message that is not recorded
             self._hold(ours)
             raise
         return ours
@@ -287,8 +286,8 @@ class Ledger:
 
         Arguments:
             at: when the send began, in seconds since the epoch.
-            resend: whether the run sends the messages again. ``None`` = emit no event, because the
-                doubt is settled later: by the next response of a FIFO queue, or by a restore.
+            resend: whether the run sends the messages again. ``None`` = emit no event yet, because
+                the next response of a FIFO queue, or the restore, will show whether they were sent.
         """
         self._hold(messages)
         with self.lock:
@@ -305,7 +304,10 @@ class Ledger:
                 row.state, message.handle = RowState.HELD, row.handle or ""
 
     def settle_doubts(self, found: Collection[str], absent: Collection[str]) -> None:
-        """Record which messages in doubt were found on the queue, and forget the absent ones."""
+        """Record as sent the messages in doubt that a restore found on the queue.
+
+        Forget the messages that were absent, so that the restore sends them again.
+        """
         with self.lock:
             for id_ in found:
                 self.rows[id_].state, self.rows[id_].doubted_at = RowState.SENT, None
@@ -333,8 +335,8 @@ class Ledger:
         """Record that SQS has deleted these messages.
 
         Arguments:
-            name_late: emit an event with the messages that were no longer hidden when they were
-                deleted. Another run may have sent them, too.
+            name_late: whether to emit ``InDoubt`` for messages that SQS no longer hid when it
+                deleted them. Another run may have sent them, too.
         """
         found: dict[str, LedgerRow] = {}
         ids = list(ids)
@@ -361,8 +363,7 @@ class Ledger:
     def _doubt_late(self, ids: Iterable[str]) -> list[str]:
         """Mark sent messages as in doubt if SQS no longer hides them, and return their IDs.
 
-        Another run may have sent them, too. ``doubted_at`` is only a mark for them, not a time
-        since the epoch.
+        Another run may have received and sent them, too.
         """
         now, late = self._clock(), []
         for id_ in ids:
@@ -375,11 +376,11 @@ class Ledger:
     # Holds
 
     def due(self, within: float, *, left: bool) -> list[tuple[str, str]]:
-        """Return IDs and receipt handles of messages with a hold that ends ``within`` seconds.
+        """Return the IDs and receipt handles of messages with a hold that ends soon.
 
         Arguments:
-            left: ``True`` = only messages that stay in the source (LEFT), ``False`` = only messages
-                that are not settled yet.
+            within: seconds. Leave out holds that end later.
+            left: ``True`` = only LEFT messages, ``False`` = only HELD and SENDING messages.
         """
         now = self._clock()
         with self.lock:
@@ -392,9 +393,10 @@ class Ledger:
             ]
 
     def renew(self, id_: str, handle: str, until: float) -> bool:
-        """Record that SQS hides a message until a later time. Return False if its hold had ended.
+        """Record that SQS hides a message until a later time.
 
-        SQS accepts the handle even then, so another consumer may have received the message.
+        Return False if the hold had ended before the renewal. SQS accepts the renewal even then,
+        but another consumer may have received the message.
 
         Arguments:
             until: new end of the hold, by the run's clock.
@@ -409,7 +411,10 @@ class Ledger:
             return True
 
     def give_all_back(self) -> list[str]:
-        """End the holds of all messages that were not sent, and return their receipt handles."""
+        """End the holds of all messages that were not sent, and return their receipt handles.
+
+        The caller makes SQS show these messages again.
+        """
         with self.lock:
             held = [r for r in self.rows.values() if r.handle and r.state is not RowState.SENT]
             handles = [r.handle for r in held if r.handle and r.until > float("-inf")]
@@ -420,11 +425,11 @@ class Ledger:
     # The end
 
     def forget_past(self, before: float) -> None:
-        """Forget messages of the journal that this run has not received.
+        """Forget messages that the journal names and that this run has not received.
 
         They have probably left the source. But SQS's counts are approximate, and a killed process
-        may still hide a message. So the journal itself forgets only messages that were sent before
-        the time ``before`` (seconds since the epoch).
+        may still hide a message. So the journal still names a message if it was sent after
+        ``before`` (seconds since the epoch).
         """
         with self.lock:
             past = {id_: row for id_, row in self.rows.items() if row.handle is None}
@@ -434,26 +439,27 @@ class Ledger:
         self._write("gone", [i for i, row in past.items() if (row.doubted_at or last_at) < before])
 
     def end(self) -> None:
-        """Record that the run has ended, so that the next run with the journal is a new run."""
+        """Record in the journal that the run has ended, so that the next run does not resume it."""
         self._write("ended", [])
 
     def name_past(self, *, resend: bool) -> None:
-        """Emit an event with all messages in doubt. ``resend``: as in ``InDoubt``."""
+        """Emit ``InDoubt`` for all messages in doubt. ``resend``: as in ``InDoubt``."""
         if ids := tuple(self.doubted):
             self.emit(events.InDoubt(ids, resend))
 
     def name_doubted(self, messages: Iterable[DlqMessage]) -> None:
-        """Emit an event with the given messages that are in doubt, because the run gives them up.
+        """Emit ``InDoubt`` for the given messages that are in doubt.
 
-        Used for FIFO queues. For other queues, ``mark_in_doubt`` has emitted the event.
+        Called for a FIFO queue when the run stops trying to send these messages. For other queues,
+        ``mark_in_doubt`` has emitted the event.
         """
         if ids := tuple(m.id for m in messages if self.find_doubt(m) is not None):
             self.emit(events.InDoubt(ids, resend=False))
 
     def name_unanswered(self) -> None:
-        """Emit an event with the messages that are SENDING when the run is interrupted.
+        """Mark the messages that are SENDING as in doubt, and emit ``InDoubt`` for them.
 
-        Mark them as in doubt. ``doubted_at`` is only a mark for them, not a time since the epoch.
+        Called if the run is interrupted while SQS has not answered.
         """
         with self.lock:
             rows = {i: row for i, row in self.rows.items() if row.state is RowState.SENDING}
@@ -470,12 +476,12 @@ class Ledger:
 
     @property
     def places(self) -> int:
-        """Number of messages looked at, without messages that came back in this run."""
+        """Number of messages looked at, except messages that this run sent and that came back."""
         return self.looked_at - self.left[Action.CAME_BACK]
 
     @property
     def share(self) -> float:
-        """Share of the messages looked at that the run sends or deletes. 1 before any message."""
+        """Share of the messages looked at that the run sends or deletes. 1 before the first."""
         return self.admitted / self.places if self.places else 1.0
 
     @property
@@ -494,13 +500,13 @@ class Ledger:
 
     @property
     def undeleted(self) -> dict[str, str]:
-        """Receipt handles, by ID, of messages that were sent and not deleted."""
+        """Receipt handles, by ID, of messages that were sent but not deleted."""
         with self.lock:
             rows = self.rows.items()
             return {i: r.handle for i, r in rows if r.state is RowState.SENT and r.handle}
 
     def progress(self, messages: int, limit: int | None) -> events.Progress:
-        """Return how far the run is.
+        """Return the progress of the run.
 
         Arguments:
             messages: number of messages in the source at the start.

@@ -1,7 +1,7 @@
 """Show the messages of a dead-letter queue, and predict a redrive, without sending or deleting.
 
-The peek receives each message and then shows it again. SQS counts each receive, so the receive
-count of the message rises by one.
+A *peek* receives each message, which hides it from other consumers, and then makes SQS show it
+again. SQS counts each receive, so the message's receive count rises by one.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 DEFAULT_SAMPLE = 1_000
 
-#: ``Plan.letters`` keeps the facts of this number of messages. Further messages are only counted.
+#: ``Plan.letters`` has at most this number of messages. Further messages are only counted.
 _MOST_FACTS = 10_000
 
-#: How long a receive hides a message. A longer peek renews the hold.
+#: Seconds for which a receive hides a message. A longer peek renews this time.
 _HOLD_SECONDS = 60
 
 _MOST_THREADS = 8
@@ -56,9 +56,10 @@ _AGES: Mapping[str, float] = {
 class MessageFacts:
     """One dead letter, without its body.
 
-    ``age_seconds``: since the message was first sent; ``None`` = unknown. ``outcome``: of the last
-    failure, according to the record; ``None`` = no record. ``action`` and ``why``: how a redrive
-    would treat the message, and the reason.
+    ``age_seconds``: seconds since the message was first sent; ``None`` = unknown. ``reason``,
+    ``outcome``, ``error`` and ``attempts`` are from the dead-letter record, in which a worker
+    describes the last failure; ``None`` = no record. ``action`` and ``why``: how a redrive would
+    treat the message, and the reason.
     """
 
     id: str
@@ -80,13 +81,14 @@ class MessageFacts:
 
 @dataclass
 class Plan:
-    """A prediction of a redrive. The peek has received ``looked_at`` of ``messages`` messages.
+    """The prediction of a redrive that a peek has made.
 
-    ``matching`` and the histograms (``by_...``) count the selected messages. ``by_action`` counts
-    each action with its reason. ``ready`` counts the selected messages that a redrive would send
-    (or delete, with ``delete=True``). ``unknown`` counts messages that stay because their task may
-    have been done already. ``not_given_back`` counts messages that SQS refused to show again; they
-    stay hidden for up to 15 minutes.
+    The peek has received ``looked_at`` of the ``messages`` messages in the queue. ``matching`` and
+    the histograms (``by_...``) count the selected messages. The keys of ``by_action`` say how a
+    redrive would treat a message, and why. ``ready`` counts the selected messages that a redrive
+    would send (or delete, with ``delete=True``). ``unknown`` counts messages that stay because
+    their task may have been done already. ``not_given_back`` counts messages that SQS refused to
+    show again. They stay hidden for up to 15 minutes.
     ``oldest_expires_in_seconds``: seconds until SQS deletes the oldest selected message.
     ``oldest_to_send_expires_in_seconds``: seconds until SQS deletes the oldest message to send.
     Both are ``None`` if they are not known.
@@ -125,7 +127,7 @@ class Plan:
 
     @property
     def duration_seconds(self) -> float | None:
-        """Seconds that a redrive would take to send ``to_send`` messages. ``None`` = no rate."""
+        """Seconds that a redrive would take to send ``to_send`` messages. ``None`` without rate."""
         return None if self.rate is None else seconds_for(self.to_send, self.rate, self.ramp)
 
     @property
@@ -153,17 +155,14 @@ def peek(
     """Receive messages of a dead-letter queue, predict a redrive, and show the messages again.
 
     Arguments:
-        app: the Celery app with the SQS settings.
-        source: name, URL or ARN of the dead-letter queue, or of a queue that has one.
-        to: the destination that the redrive would have.
+        app, source, to, options: as for :func:`~celery_sqs_backoff.redrive`.
         sample: look at this number of messages at most. Default 1,000; ``None`` = all messages.
             Each is received once, which counts towards ``maxReceiveCount`` if the dead-letter
             queue has a redrive policy itself.
         raw: keep each message with its body, in ``raw`` of its entry in ``Plan.letters``.
-        copy: append selected messages to this archive file, as the peek finds them.
+        copy: append each selected message to this archive file. The message stays in the queue.
         stop: set it to end the peek early.
-        on_start: is called when the queue is found, before the first message is received.
-        options: as for :func:`~celery_sqs_backoff.redrive`.
+        on_start: is called after the queue was found, and before the first message is received.
 
     Raises:
         RedriveRefused: the queue does not exist, or a redrive with these options would be refused.
@@ -197,8 +196,7 @@ def look_through(
     Arguments:
         copy: is called with the selected messages of each receive, and the ARNs of their
             destinations.
-        now: seconds since the epoch.
-        clock: seconds. It also runs while the machine is suspended.
+        now, clock: as for :class:`.halt.Halt`.
 
     The other arguments are as for :func:`peek`.
     """

@@ -1,4 +1,4 @@
-"""Read a message of a dead-letter queue, and make the entry that sends it again.
+"""Read a message of a dead-letter queue, and make the SendMessageBatch entry to send it again.
 
 Any sender to the queue may have written the message, so reading it never raises.
 :attr:`DlqMessage.unreadable` names a part that cannot be read.
@@ -23,7 +23,7 @@ from ..sqs.envelope import Envelope, iso_time, read_envelope, with_headers
 from ..sqs.limits import MAX_MESSAGE_ATTRIBUTES, MAX_MESSAGE_BYTES
 from ..text import read_json_object
 
-#: With ``expired="extend"``, a task expires at least this long after its replay.
+#: With ``expired="extend"``, a task expires at least this number of seconds after its replay.
 _LEAST_LIFETIME_SECONDS = 3600
 
 #: SQS keeps no message longer than 14 days.
@@ -44,10 +44,11 @@ class DlqMessage:
     Attributes:
         unreadable: name of the part that cannot be read; ``None`` = all parts can be read.
         sent_at: when SQS began to count the retention period, in seconds since the epoch. If SQS
-            moved the message here, this is when the message was first sent to its own queue. If a
-            worker sent it here, this is when the worker did so. ``None`` = SQS did not say.
+            moved the message here, this is when the message was first sent, or on a FIFO queue when
+            SQS moved it. If a worker sent it here, this is when the worker did so. ``None`` = SQS
+            did not say.
         record: what a worker wrote about the failure; ``None`` = there is no valid record, or SQS
-            itself moved the message. Then no worker wrote a record for this move.
+            itself moved the message, without a record.
         source_arn: the queue that SQS itself moved the message from; ``None`` = SQS did not move
             it.
         replays: how many times the message was replayed.
@@ -74,7 +75,7 @@ class DlqMessage:
         self.attributes: dict[str, dict[str, Any]] = {}
         try:
             self._read()
-        except Exception:  # noqa: BLE001  # any sender may have written it; it must not end the run
+        except Exception:  # noqa: BLE001  # a bad message must not end the run
             self.unreadable = "its format"
         if not self.body:
             self.unreadable = "its body"
@@ -91,8 +92,8 @@ class DlqMessage:
             self.sent_at = int(milliseconds) / 1000
         self.envelope = read_envelope(self.body)
         self.record = read_record(self.message)
-        # The dead-letter record describes the last failure. It would give the wrong reason if SQS
-        # moves the message to the dead-letter queue again.
+        # Leave out the dead-letter record. It would give the wrong reason if SQS later moves the
+        # message to the dead-letter queue again.
         self.attributes = {
             name: sendable(value)
             for name, value in (self.message.get("MessageAttributes") or {}).items()
@@ -152,9 +153,9 @@ class DlqMessage:
     def first_sent_at(self) -> float | None:
         """Time when the message was first sent, in seconds since the epoch. ``None`` = unknown.
 
-        If a worker sent the message here, its record says when a worker first received it, which
-        can be days before. A time more than 14 days before ``sent_at`` is forged, because SQS keeps
-        no message that long. It is replaced by 14 days before.
+        If a worker sent the message here, its record says when a worker first received it. This can
+        be days before ``sent_at``. A time more than 14 days before ``sent_at`` is forged, because
+        SQS keeps no message that long. The result is then ``sent_at`` minus 14 days.
         """
         if self.sent_at is None:
             return None
@@ -164,25 +165,30 @@ class DlqMessage:
         return min(self.sent_at, max(received_at, self.sent_at - _LONGEST_RETENTION_SECONDS))
 
     def is_expired(self, now: float) -> bool:
-        """Return whether a worker would discard the task because its ``expires`` is over."""
+        """Return whether a worker would discard the task, because the time ``expires`` is past."""
         expires = self.envelope.expires if self.envelope else None
         return expires is not None and expires <= now
 
     def due_in(self, now: float) -> float:
-        """Return the seconds until the due time in the record. 0 if it is past or not given."""
+        """Return the seconds that are left of the message's delay. 0 if the delay is over.
+
+        Only the record of a *parked* message has a delay: a worker moved the message to the
+        dead-letter queue instead of hiding it, because too many messages were hidden.
+        """
         due_at = self.record.due_at if self.record else None
         return 0.0 if due_at is None else max(0.0, due_at - now)
 
     def entry(self, *, run_id: str, now: float, extend: bool = False) -> dict[str, Any]:
         """Return the entry for SendMessageBatch, without ``Id`` and the destination's fields.
 
-        A message has no replay mark if the mark does not fit into SQS's limits.
+        The *replay mark* is a message attribute with the number of replays and the ID of the run.
+        It is left out if it does not fit into SQS's limits.
 
         Arguments:
-            run_id: is written into the replay mark, with the number of replays.
+            run_id: ID of the run.
             now: seconds since the epoch.
-            extend: let an expired task expire later. The task gets the same lifetime as at its
-                first send, counted from ``now``, at least an hour.
+            extend: let an expired task expire later. The task gets as much time from ``now`` as it
+                had after its first send, and at least an hour.
         """
         entry: dict[str, Any] = {"MessageBody": self.body, **with_trace(self.trace)}
         if extend and self.is_expired(now) and self.envelope:
@@ -190,7 +196,7 @@ class DlqMessage:
             entry["MessageBody"] = with_headers(self.body, expires=expires)
         facts: dict[str, object] = {"replays": self.replays + 1, "run": run_id}
         if (trace := self._from_record("trace")) is not None:
-            facts["trace"] = trace  # the replay's span links to the span of the failed run
+            facts["trace"] = trace  # so that the replay's span links to the failed run's span
         attributes = {name: v for name, v in self.attributes.items() if name != REPLAY_ATTRIBUTE}
         mark = json.dumps(facts, separators=(",", ":"))
         return with_mark(entry, attributes, REPLAY_ATTRIBUTE, mark)
@@ -209,9 +215,7 @@ def with_mark(
 
     Arguments:
         entry: an entry for SendMessageBatch, without attributes.
-        attributes: the message's attributes.
-        name: name of the attribute that holds the mark.
-        mark: the value of that attribute.
+        name, mark: name and value of the attribute that is the mark.
     """
     plain = entry | ({"MessageAttributes": attributes} if attributes else {})
     marks = {name: {"DataType": "String", "StringValue": mark}}

@@ -29,17 +29,18 @@ class RedriveOptions:
     be given as text.
 
     Arguments:
-        task: glob on the task's name.
-        reason: glob on the reason of the dead-letter record.
-        outcome: ``"RETRYABLE"``, ``"NOT_PROCESSED"`` or ``"UNKNOWN"``, by the record.
+        task: glob that the task's name must match, such as ``"mails.*"``.
+        reason: glob that the reason in the dead-letter record must match.
+        outcome: the outcome in the dead-letter record: ``"RETRYABLE"``, ``"NOT_PROCESSED"`` or
+            ``"UNKNOWN"``.
         origin: name (in SQS), URL or ARN of the queue that the message came from.
-        error: glob on ``"type: message"`` of the exception in the record.
+        error: glob that the exception in the record must match, as ``"type: message"``.
         older, newer: only messages first sent longer ago than ``older``, or less long ago than
             ``newer``: seconds, timedelta or text such as ``"36h"``.
         ids: message IDs and task IDs, at least one.
 
-    A message must match all given options. ``None`` matches every message. A glob does not match a
-    message that lacks the field.
+    A message must match each of these options that is given. ``None`` matches every message. A glob
+    does not match a message that lacks the text, such as a message without a record.
 
     Raises:
         ValueError, TypeError: an option is invalid.
@@ -72,7 +73,7 @@ class RedriveOptions:
             object.__setattr__(self, name, parse(getattr(self, name)))
         for name in SELECTION:
             if getattr(self, name) == "":  # often an unset shell variable; it would match nothing
-                raise ValueError(f"invalid {name} '': for all messages leave it out")
+                raise ValueError(f"invalid {name} '': to select all messages, omit it")
         for name in ("limit", "max_replays"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
@@ -91,7 +92,7 @@ class RedriveOptions:
         for name in (*SELECTION, "limit", "rate", "spread", "probe", "delete", "dump"):
             if self.restore is not None and getattr(self, name):
                 raise ValueError(
-                    f"restore takes no {name}: it puts all messages of the archive back"
+                    f"restore cannot be used with {name}: it puts back all messages of the archive"
                 )
 
     @property
@@ -131,7 +132,7 @@ def _parse_ids(ids: Iterable[str] | None) -> frozenset[str] | None:
         raise TypeError(f"invalid ids {ids!r}: expected a list of ids, not a text")
     found = frozenset(ids) - {""}
     if not found:  # often the result of an empty search, which must not select all messages
-        raise ValueError("invalid ids: expected at least one; for all messages leave it out")
+        raise ValueError("invalid ids: expected at least one; to select all messages, omit it")
     return found
 
 

@@ -1,4 +1,7 @@
-"""Call a probe of the provider's health, before the first message and every 5 seconds."""
+"""Call a probe before the first message and every 5 seconds.
+
+A probe is a URL or a function that the user gives. It reports whether the provider is healthy.
+"""
 
 from __future__ import annotations
 
@@ -69,10 +72,10 @@ def _why_not(probe: Probe) -> str | None:
 
 
 class ProbeGate:
-    """Ends a run when its probe keeps failing.
+    """Ends a run when its probe fails three times in a row.
 
     Arguments:
-        probe: reports the provider's health; ``None`` = the gate is always open.
+        probe: reports the provider's health; ``None`` = the gate never ends the run.
         halt: ends the run.
     """
 

@@ -1,9 +1,9 @@
 """Find the queue that an operator names, and the queue that a dead letter goes to.
 
 A redrive looks up each queue once and identifies it by the ARN that SQS returns. The operator may
-give the destination (``to``). Otherwise the destinations are the queues that SQS lists as sources
-of the dead-letter queue. A message only chooses between these queues, because a sender to the
-dead-letter queue must not reach other queues through it.
+give one destination for all messages (``to``). Otherwise a message goes to the queue it came from.
+This must be a queue that SQS lists as a source of the dead-letter queue. A forged message could
+name any other queue.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: A long poll asks all of SQS's servers. A short poll asks only some and can miss messages.
 _WAIT_SECONDS = 1
 
-#: A read is not tried again after this time, because an operator waits for it.
+#: After this time a call that only reads is not tried again, because an operator waits for it.
 _PATIENCE_SECONDS = 15.0
 
 #: Errors that mean that SQS did not respond within the timeouts of the client.
@@ -67,14 +67,14 @@ def ask(what: str, call: Callable[[], T | Failure]) -> T:
 
 @dataclass(frozen=True, eq=False)
 class Endpoint:
-    """A queue as SQS knows it. Safe for threads.
+    """A queue on SQS, and the calls on it. Safe for threads.
 
     Attributes:
         arn: the ARN that SQS returned for the queue.
         calls: makes SQS calls on the queue, with the credentials that workers use. It tries each
             call once.
-        attributes: the queue's attributes when it was looked up. Empty if the queue was not looked
-            up, but only listed by SQS as a source.
+        attributes: the queue's attributes when the redrive looked it up. Empty if the redrive knows
+            the queue only from SQS's list of sources.
     """
 
     arn: QueueArn
@@ -124,7 +124,7 @@ class Endpoint:
         return received.failure or [DlqMessage(message) for message in received.messages]
 
     def hide(self, handles: Sequence[str], seconds: int) -> Results:
-        """Hide up to ten messages for ``seconds`` from now. 0 shows them immediately."""
+        """Hide up to ten messages for ``seconds`` from now. With 0, SQS shows them immediately."""
         return self.calls.change_visibility([(handle, seconds) for handle in handles])
 
 
@@ -150,7 +150,10 @@ class Route:
 
     @property
     def default(self) -> Endpoint | None:
-        """Destination of a message that names no origin. ``None`` if several are possible."""
+        """Destination of a message that does not name the queue it came from.
+
+        ``None`` = not known, because the dead-letter queue has several sources, or no source.
+        """
         if self.fixed is not None:
             return self.fixed
         return self.sources[0] if len(self.sources) == 1 else None
@@ -158,9 +161,9 @@ class Route:
     def destination(self, message: DlqMessage) -> Endpoint | str:
         """Return the destination of a message, or a text that says why it is unknown.
 
-        If the operator gave a queue (``to``), it is the destination. Otherwise the destination is
-        the queue of ``sources`` that SQS moved the message from, or that its record names. A
-        message that names no queue goes to the queue of ``sources`` if there is only one.
+        If the operator gave a queue (``to``), it is the destination. Otherwise it is the queue in
+        ``sources`` that SQS moved the message from, or that its dead-letter record names. A message
+        that names no queue goes to the queue in ``sources``, if there is only one.
         """
         if self.fixed is not None:
             return self.fixed
@@ -181,9 +184,9 @@ class Route:
 
 
 def _show(origin: str) -> str:
-    """Return the queue name in the ARN that a message gives as its origin.
+    """Return the name of the queue that a message came from, by the ARN in the message.
 
-    For an invalid ARN return a constant text, because the ARN can be any text.
+    If it is no valid ARN, return a constant text, because a sender could have written anything.
     """
     try:
         return QueueArn.parse(origin).name
@@ -195,7 +198,7 @@ def _show(origin: str) -> str:
 def open_route(
     app: Celery, source: str, options: RedriveOptions, *, to: str | None
 ) -> Iterator[Route]:
-    """Connect as the app does, and yield the queues that the arguments name.
+    """Connect with the app's broker settings, and yield the queues of a redrive.
 
     For the arguments see :func:`celery_sqs_backoff.redrive`.
 
@@ -226,10 +229,7 @@ def open_route(
 def find_route(queues: QueueFinder, source: str, *, to: str | None, force: bool) -> Route:
     """Find the queues of a redrive.
 
-    Arguments:
-        source: name, URL or ARN of the dead-letter queue, or of a queue that has one.
-        to: name, URL or ARN of the destination of all messages; ``None`` = their own queues.
-        force: allow a dead-letter queue that has a dead-letter queue itself.
+    For the arguments see :func:`celery_sqs_backoff.redrive`.
 
     Raises:
         RedriveRefused: the queue does not exist, or cannot be redriven.
@@ -255,8 +255,8 @@ def find_route(queues: QueueFinder, source: str, *, to: str | None, force: bool)
         )
     if fixed is not None and fixed.arn == dlq.arn:
         raise RedriveRefused(f"Source and destination are the same queue: {dlq.name}.")
-    # SQS requires a queue and its dead-letter queue to be of one type. A queue that is its own
-    # dead-letter queue would get its messages back.
+    # Leave out the dead-letter queue if it is its own source: it would get its messages back. Leave
+    # out a source of the other type: SQS requires both queues to be standard or both to be FIFO.
     fit = (q for q in sources if q.arn != dlq.arn and q.is_fifo == dlq.is_fifo)
     return Route(dlq, tuple(fit), fixed)
 
@@ -265,8 +265,8 @@ def _find_sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
     """Return the queues that have ``dlq`` as their dead-letter queue.
 
     Raises if SQS refuses the call or does not answer, because then the redrive cannot know where
-    messages may go. If a local SQS server does not support the call, the function reads the
-    attributes of the predefined queues, or of all queues if no queue is predefined.
+    messages may go. If a local SQS server does not have the call, the function reads the attributes
+    of the queues in ``predefined_queues``, or of all queues if this setting is empty.
     """
 
     def list_them(client: SQSClient) -> list[str]:
@@ -286,7 +286,10 @@ def _find_sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
 
 
 def _make_source(queues: QueueFinder, url: str, dlq: QueueArn) -> Endpoint:
-    """Return a queue that SQS listed as a source. It is in the account and Region of ``dlq``."""
+    """Return a queue that SQS listed as a source of ``dlq``.
+
+    SQS lists only queues in the account and Region of ``dlq``.
+    """
     arn = dlq.sibling(queue_name(url))
     # A predefined queue may have credentials of its own. Compare the ARN, because a predefined
     # queue of the same name may be in another account or Region.
@@ -326,9 +329,9 @@ def find_endpoint(queues: QueueFinder, text: str) -> Endpoint:
 
 
 def _is_at(text: str, arn: QueueArn) -> bool:
-    """Return whether a text may mean the queue ``arn``, whose name is known to match.
+    """Return whether an ARN or URL may mean the queue ``arn``. The caller has compared the names.
 
-    An ARN must be equal. In a URL, the account and Region must match if the URL has them.
+    An ARN must be equal. The account and Region of a URL must match, if the URL has them.
     """
     if text.startswith("arn:"):
         return text == str(arn)
@@ -341,12 +344,12 @@ def _is_at(text: str, arn: QueueArn) -> bool:
 def _find_named(queues: QueueFinder, name: str, *, in_celery: bool) -> Mapping[QueueArn, Endpoint]:
     """Return the queues with a name, by ARN.
 
-    A dead-letter queue is often not in ``predefined_queues``, although the queues that use it are.
-    Then the function uses their credentials for the dead-letter queue, too.
+    A dead-letter queue is often missing in ``predefined_queues``, although the queues that use it
+    are there. Then the function uses the credentials of such a queue for the dead-letter queue.
 
     Arguments:
-        in_celery: the name may be Celery's name for a queue, so try this first. ``False`` = it is
-            the name in SQS.
+        in_celery: whether the name may be Celery's name for a queue. Then this meaning is tried
+            first. ``False`` = it is the name in SQS.
     """
     key = queues.key(name) if in_celery else name
     if in_celery and key in queues.predefined:
@@ -363,13 +366,15 @@ def _find_named(queues: QueueFinder, name: str, *, in_celery: bool) -> Mapping[Q
 
 
 def _find_predefined(queues: QueueFinder, name: str) -> list[Calls]:
-    """Return the calls on queues in ``predefined_queues`` that SQS calls ``name``."""
+    """Return ``Calls`` for each queue in ``predefined_queues`` with this name in SQS."""
     urls = (str(queue["url"]) for queue in queues.predefined.values())
     return [queues.calls(url) for url in urls if queue_name(url) == name]
 
 
 def _find_dlqs_of_predefined(queues: QueueFinder, name: str) -> Iterator[Calls]:
-    """Yield the calls on each dead-letter queue of a predefined queue that has this name.
+    """Yield ``Calls`` for each dead-letter queue with this name in SQS.
+
+    To find them, read the redrive policies of the queues in ``predefined_queues``.
 
     Raises:
         RedriveUnreachable: SQS does not respond.

@@ -1,9 +1,9 @@
 """Put the messages of an archive back on their dead-letter queue, each once.
 
-A restore uses the ledger and the sender of a run, with the archive as the source. It removes no
-message from the archive. The journal records which messages were put back. Each message carries
-its ID in the archive as an attribute. If the answer to a send is lost, the restore looks for this
-ID on the queue before it sends the message again.
+A redrive has written the archive (option ``dump``). A restore does not change it. The journal
+records which messages were put back. Each message carries its ID in the archive as an attribute. If
+SQS's answer to a send is lost, the message is *in doubt*. Then the restore looks for this ID on the
+queue before it sends the message again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from .queues import Endpoint, Route
 from .sender import Sender
 from .throttle import Throttle
 
-#: The restore looks for messages in doubt, and sends the absent ones, at most this number of times.
+#: The restore looks on the queue for messages in doubt, and sends absent messages again, at most
+#: this number of times.
 _ROUNDS = 3
 
 
@@ -40,14 +41,13 @@ class Restore:
 
     Arguments:
         route: its source is the dead-letter queue.
-        options: the restore uses only ``include_unknown``: send a message in doubt again even if
-            the restore cannot be sure that it is absent from the queue.
+        options: the restore uses only ``include_unknown``. If it is true, a message in doubt is
+            also sent again if it is not sure that the message is absent from the queue.
         archive: the file to read.
-        journal: gives the messages that earlier processes have put back or left in doubt.
+        journal: names the messages that earlier restores have put back or left in doubt.
         on_event: is called with one event at a time.
         stop: set it to end the restore early.
-        clock: seconds. It also runs while the machine is suspended.
-        now: seconds since the epoch.
+        clock, now: as for :class:`.halt.Halt`.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Restore:
         return count
 
     def _send_all(self) -> None:
-        """Send the messages of the archive, except messages that are put back or in doubt."""
+        """Send the messages of the archive that were not put back yet and are not in doubt."""
         ledger, at = self._ledger, self._halt.clock()
         for messages in chunks(self._read(), MAX_BATCH_ENTRIES):
             if must_end(ledger, self._halt):
@@ -125,7 +125,11 @@ class Restore:
                 ledger.emit(ledger.progress(self._messages, None))
 
     def _settle_doubts(self) -> None:
-        """Look on the queue for messages in doubt, and allow the absent ones to be sent again."""
+        """Look on the queue for messages in doubt.
+
+        A message that is on the queue counts as sent. Another message will be sent again if it is
+        surely absent, or with ``include_unknown``.
+        """
         ledger, doubted = self._ledger, set(self._ledger.doubted)
         if not doubted or must_end(ledger, self._halt):
             return
@@ -147,7 +151,10 @@ class Restore:
 
 
 class _PutBack(Sender):
-    """Sends messages as they are in the archive. ``Restore`` settles the messages in doubt."""
+    """Sends messages of the archive to their dead-letter queue, with all their attributes.
+
+    It does not send messages in doubt again. ``Restore`` does this.
+    """
 
     def _entry(self, to: Endpoint, message: DlqMessage) -> dict[str, Any]:
         entry = _make_entry(message)
@@ -161,14 +168,14 @@ class _PutBack(Sender):
         return None
 
     def _after_sent(self, messages: Sequence[DlqMessage]) -> None:
-        """Do nothing. A redrive deletes messages here, but a restore leaves them in the archive."""
+        """Do nothing. A redrive deletes the messages here. A restore leaves them in the archive."""
 
 
 def _make_entry(message: DlqMessage) -> dict[str, Any]:
     """Return the entry for SendMessageBatch, with the ID in the archive as an attribute.
 
-    The ID is left out if SQS's limits leave no room for it. A dead-letter record is left out if SQS
-    itself had moved the message, because no worker wrote the record for this move.
+    The ID is left out if it does not fit into SQS's limits. If SQS itself had moved the message to
+    the dead-letter queue, the dead-letter record is left out, because it is not about this move.
     """
     own: Mapping[str, Mapping[str, Any]] = message.message.get("MessageAttributes") or {}
     names = own.keys() - {RESTORED_ATTRIBUTE}

@@ -1,13 +1,13 @@
-"""Redrive a dead-letter queue. The run receives each message, and sends it if ``triage`` says so.
+"""Redrive a dead-letter queue, the *source*. The run receives each message, and sends some of them.
 
 The run deletes a message only if SQS has reported it as sent, or if the operator has asked to
 delete it without sending (``delete=True``). Every other message stays in the source. The run looks
-at as many messages as were in the source at its start. A message that comes back during the run
-does not count towards this number.
+at as many messages as were in the source at its start. If a task fails again, its message can come
+back to the source during the run. Such a message does not count towards this number.
 
 A message passes these modules: ``sweep`` receives it, ``ledger`` keeps its state, ``triage``
-decides, ``sender`` sends and deletes it, ``files`` records both for a run after a kill, and
-``events`` reports to the caller.
+decides whether to send it, ``sender`` sends and deletes it, ``files`` records both in case the run
+is killed, and ``events`` reports to the caller.
 """
 
 from __future__ import annotations
@@ -40,21 +40,22 @@ from .sweep import MAX_THREADS, Sweep
 from .throttle import Throttle
 from .triage import EXPIRED, NOT_SELECTED, Action, Disposition, triage
 
-#: Seconds for which a receive hides a message: its *hold*. With a filter, most messages stay hidden
-#: until the end of the run. The longer hold saves most calls that would renew it.
+#: Seconds for which a receive hides a message: its *hold*. With a filter, most messages stay in the
+#: source, and are hidden until the end of the run. A longer hold needs fewer calls that renew it.
 HOLD_SECONDS, FILTER_HOLD_SECONDS = 30, 300
 
-#: With a rate, the run receives messages at most this number of seconds before they may be sent.
+#: With a rate, the run receives a message at most this number of seconds before it sends it.
 _AHEAD_SECONDS = 5.0
 
-#: The run stops when at least this number of messages have come back, and at least this share of
-#: the sent messages.
+#: The run stops when this number of messages have come back, if they are at least this share of the
+#: sent messages.
 _RETURNED, _RETURNED_SHARE = 10, 0.1
 
 #: SQS's count of messages in flight is approximate, so this share of the quota counts as full.
 _QUOTA_SHARE = 0.95
 
-#: A killed run hides messages for up to 15 minutes, and SQS's counts are a minute late.
+#: After this number of seconds, a killed run hides no message any more. It hides them for up to 15
+#: minutes, and SQS's counts are a minute late.
 _LONGEST_HIDDEN_SECONDS = 960
 
 
@@ -67,11 +68,10 @@ class RedriveRun:
         journal: the file that records each send.
         archive: the file that gets each message before it is sent or deleted; ``None`` = no file.
         on_event: is called with one event at a time.
-        stop: set it to end the run as soon as SQS has answered the calls under way.
-        clock: seconds. It also runs while the machine is suspended.
-        now: seconds since the epoch.
-        hold_seconds: seconds for which a receive hides a message. ``None`` = 30, or 300 with a
-            filter.
+        stop: set it to end the run as soon as SQS has answered the calls that are under way.
+        clock, now: as for :class:`.halt.Halt`.
+        hold_seconds: seconds for which a receive hides a message. ``None`` = 30, or 300 if the
+            options select messages.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RedriveRun:
             hold_seconds=hold,
             patient_until=clock() + max(0.0, min(patience, hold + 1)),
         )
-        self._messages = 0  # in the source at the start
+        self._messages = 0  # number of messages in the source at the start
         self._has_reported_wait = False
 
     def __call__(self) -> RedriveReport:
@@ -178,10 +178,10 @@ class RedriveRun:
         return max(1, threads if options.rate is None else min(threads, ceil(options.rate)))
 
     def _claim(self) -> int | None:
-        """Reserve places in the ledger for the messages of the next receive. Return their number.
+        """Return how many messages the next receive may return, and reserve places for them.
 
-        With a rate and without a filter, it is at most the number of messages that may be sent in
-        5 s. 0 = the sweep has to wait. ``None`` = the sweep is over.
+        With a rate, it is at most the number of messages that may be sent in 5 s, unless the
+        options select messages. 0 = wait. ``None`` = receive no more messages.
         """
         ledger, limit = self.ledger, self._options.limit
         now, most = self._halt.clock(), MAX_BATCH_ENTRIES
@@ -246,7 +246,7 @@ class RedriveRun:
                 is_in_doubt=self._is_in_doubt(message, now),
             )
             action, reason = disposition.action, disposition.reason
-            # On FIFO, no message may overtake an earlier message of its group that stays.
+            # On a FIFO queue, no message may overtake an earlier message of its group that stays.
             if self._source.is_fifo and action is Action.SEND and message.group_id in groups:
                 action, reason = Action.FAIL, "an earlier message of its group was left"
             if action in (Action.SEND, Action.DROP):
@@ -263,8 +263,8 @@ class RedriveRun:
     def _is_in_doubt(self, message: DlqMessage, now: float) -> bool:
         """Return whether a message may have been sent, so that a second send may be a duplicate.
 
-        A FIFO queue discards a second send within five minutes by its deduplication ID. So within
-        this time, the answer is False.
+        Return False for a FIFO queue within five minutes of the first send: the queue discards a
+        second send, because it has the same deduplication ID.
         """
         at = self.ledger.find_doubt(message)
         return at is not None and not (self._source.is_fifo and now - at < DEDUPLICATION_SECONDS)
@@ -290,8 +290,8 @@ class RedriveRun:
     def _settle(self) -> None:
         """End the run as INCOMPLETE if SQS counts messages that the run has not received.
 
-        Otherwise, and without a limit, forget messages of the journal that are no longer in the
-        source. Do nothing if the run has been ended early.
+        Otherwise, if the run has no limit, forget messages of the journal that have left the
+        source. Do nothing if the run was ended early.
         """
         ledger, limit = self.ledger, self._options.limit
         unseen = self._messages - ledger.places

@@ -1,4 +1,7 @@
-"""Send held messages until each is sent, failed or in doubt, and delete the sent messages."""
+"""Send messages of a dead-letter queue, the *source*, to their queues, and delete sent messages.
+
+A message is *in doubt* if it may have been sent, because SQS's response to the send was lost.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ from .triage import Action
 #: A message with its entry for SendMessageBatch.
 Outgoing = tuple[DlqMessage, dict[str, Any]]
 
-#: Kinds of failures that a call for any other message would have, too. The call had no effect.
+#: Failures of these kinds do not depend on the message, so a call for any other message would fail,
+#: too. The call had no effect.
 CLOSED = {Kind.DENIED, Kind.NO_QUEUE, Kind.LOCAL, Kind.UNSUPPORTED}
 
 #: Seconds after which SQS forgets a FIFO deduplication ID.
@@ -36,7 +40,8 @@ DEDUPLICATION_SECONDS = 300
 #: The run stops if SQS has failed to delete more messages than this.
 _MOST_UNDELETED = 100
 
-#: The run stops after this many sends in a row without an answer. Their messages stay in doubt.
+#: The run stops after this number of sends in a row that SQS did not answer. Their messages stay in
+#: doubt.
 _MOST_UNANSWERED = 2
 
 
@@ -48,8 +53,8 @@ class Sender:
 
     Attributes:
         run_id: random ID of the run, written into each message's replay mark.
-        held_groups: FIFO message groups of which a message stays in the source. The run sends no
-            later message of such a group, to keep the order.
+        held_groups: FIFO message groups with a message that stays in the source. To keep the order,
+            the run sends no later message of such a group.
     """
 
     def __init__(
@@ -64,15 +69,15 @@ class Sender:
         self._ledger, self._halt, self._throttle = ledger, halt, throttle
         self._options, self.run_id = options, uuid4().hex[:12]
         self.held_groups: set[str | None] = set()
-        # Until SQS has deleted a message, the threads send one batch at a time. If SQS denies
-        # deletes, the run ends after this batch. So only its messages could be sent twice.
+        # Until SQS has deleted a message, the threads send one batch at a time. If SQS denies the
+        # delete, the run ends. So only one batch is sent without a delete, and can be sent twice.
         self._first = threading.Lock()
         self._deletes_work = False
         self._undeleted: set[str] = set()
         self._unanswered = 0
 
     def send_all(self, to: Endpoint, messages: Sequence[DlqMessage]) -> None:
-        """Send messages to one queue, each in its time slot. Unsent messages stay in the source."""
+        """Send messages to one queue, at the run's rate. Unsent messages stay in the source."""
         entries = list(self._entries(to, messages))
         for batch in batches(
             entries, size=1 if to.is_fifo else self._throttle.batch_size(self._halt.clock())
@@ -86,8 +91,8 @@ class Sender:
             if to.is_fifo and group in self.held_groups:
                 self._fail(to, [batch[0][0]], "an earlier message of its group was left")
             elif not self._send_in_turn(to, batch) and to.is_fifo:
-                # The message was released, and the run receives it again. Release the later
-                # messages of its group, too, so that they come after it.
+                # SQS no longer hid the message, so the run did not send it and receives it again.
+                # Release the later messages of its group, too, so that they are sent after it.
                 behind = [message for message, _ in entries if message.group_id == group]
                 for handles in chunks(iter(self._ledger.release(behind)), MAX_BATCH_ENTRIES):
                     self._source.hide(handles, 0)
@@ -96,7 +101,7 @@ class Sender:
         for message in messages:
             try:
                 entry = self._entry(to, message)
-            except Exception:  # noqa: BLE001  # any sender may have written it; it must not end the run
+            except Exception:  # noqa: BLE001  # a bad message must not end the run
                 self._fail(to, [message], "unreadable: it cannot be sent as it is")
             else:
                 yield message, entry
@@ -104,10 +109,11 @@ class Sender:
     def _entry(self, to: Endpoint, message: DlqMessage) -> dict[str, Any]:
         """Return the entry for SendMessageBatch, without ``Id``.
 
-        The deduplication ID is made from the message ID in the source. With the message's original
-        deduplication ID, SQS would discard a replay within five minutes of the original send, and
-        report it as sent. SQS gives a message a new ID at each send, so a later replay has another
-        deduplication ID. A resumed run uses the same one, so SQS accepts each message only once.
+        On a FIFO queue, the deduplication ID is made from the message ID in the source. A run that
+        continues a killed run uses the same deduplication ID, so SQS accepts each message only
+        once. A message that becomes a dead letter again has a new message ID, so it can be replayed
+        again. With the original deduplication ID, SQS would discard a replay within five minutes of
+        the original send, and report it as sent.
         """
         now, extend = self._halt.now(), self._options.expired == "extend"
         entry = message.entry(run_id=self.run_id, now=now, extend=extend)
@@ -125,8 +131,8 @@ class Sender:
     def _resends(self, to: Endpoint) -> bool | None:
         """Return whether messages in doubt are sent again.
 
-        ``None`` = it is a FIFO queue. The messages are sent again without an event, and SQS's next
-        response settles the doubt.
+        ``None`` = ``to`` is a FIFO queue. The messages are sent again, but without an ``InDoubt``
+        event, because SQS discards duplicates and its next response shows whether they were sent.
         """
         return None if to.is_fifo else self._options.include_unknown
 
@@ -140,16 +146,16 @@ class Sender:
             return self._halt.is_set or self._send(to, batch)
 
     def _send(self, to: Endpoint, batch: Sequence[Outgoing]) -> bool:
-        """Send until each message is sent, failed or in doubt.
+        """Try until each message is sent, failed or in doubt.
 
-        Return False if one of them was no longer hidden, so that another run may have received it.
+        Return False if SQS no longer hid one of them, because another run may have received it.
         """
         left, none_lost = list(batch), True
         for attempt in range(1, TRIES + 1):
             began = self._halt.now()
             try:
                 ours = self._ledger.start_sending([message for message, _ in left], began)
-            except OSError as exc:  # not sent
+            except OSError as exc:  # nothing was sent
                 self._halt(Ended.FAILED, f"cannot write the journal: {exc.strerror or exc}")
                 return none_lost
             none_lost &= len(ours) == len(left)
@@ -162,7 +168,7 @@ class Sender:
             self._note(to, sent, failed, began)
             closed = [(e, f) for e, f in failed if f.kind in CLOSED and not f.may_have_been_done]
             refused = [x for x in failed if not x[1].is_transient and x not in closed]
-            if len(refused) == len(batch) > 1:  # one message may have made SQS refuse the batch
+            if len(refused) == len(batch) > 1:  # because of one message, SQS may refuse the batch
                 for entry, _ in refused:
                     none_lost &= self._send(to, [entry])
                 return none_lost
@@ -218,11 +224,11 @@ class Sender:
             self._ledger.name_doubted(messages)
         self._fail(to, messages, why)
         if failure.kind in CLOSED - {Kind.LOCAL} and to is not self._default:
-            return  # messages chose this queue by their origin, and must not end the whole run
+            return  # only messages that came from this queue go to it: send all other messages
         self._halt(Ended.UNREACHABLE, why)
 
     def drop(self, messages: Sequence[DlqMessage]) -> None:
-        """Delete messages without sending them. If SQS does not delete a message, it is failed."""
+        """Delete messages without sending them. A message that SQS does not delete is failed."""
         ours = self._ledger.still_ours(messages)
         undeleted = self.delete({message.id: message.handle for message in ours})
         why = "SQS did not delete it"
@@ -242,7 +248,7 @@ class Sender:
                 failed = {id_: failure for id_, failure in results if failure is not None}
                 done = [id_ for id_ in left if id_ not in failed]
                 self._deletes_work |= bool(done)
-                # A FIFO queue discards a second send by another run, so there is no doubt.
+                # On a FIFO queue, a second send by another run does no harm: SQS discards it.
                 self._ledger.mark_deleted(done, name_late=not self._source.is_fifo)
                 left = {id_: left[id_] for id_ in failed}
                 if not any(f.is_transient for f in failed.values()) or attempt == TRIES:

@@ -1,6 +1,6 @@
 """Receive each message of a queue once, with several threads, and keep it hidden until the end.
 
-A run and a peek use the same sweep with different handlers.
+A redrive and a peek both use such a *sweep*. Each gives it a function that handles the messages.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MAX_THREADS = 16
 #: The queue counts as empty after this many empty long polls in a row.
 _EMPTY_POLLS = 3
 
-#: A receive that returns only known messages counts as this share of an empty poll.
+#: A receive that returns only messages of an earlier receive counts as this share of an empty poll.
 _KNOWN_SHARE = 1 / 50
 
 #: Seconds for which one renewal hides a message that stays in the source.
 _LEFT_SECONDS = 900
 
-#: A hold is renewed when it ends within this number of seconds, or within half of the hold if that
-#: is less.
+#: A hold is renewed when it ends within this number of seconds, or within half of a hold if that is
+#: less.
 _RENEW_SECONDS = 60.0
 
 T = TypeVar("T")
@@ -49,12 +49,12 @@ class Sweep:
     message.
 
     Arguments:
-        handle: is called in any of the threads, with messages to settle and messages that were
-            sent before and only have to be deleted.
-        most: claims places in the ledger and returns how many messages to receive; 0 = wait;
-            ``None`` = the sweep is over.
-        hold_seconds: seconds for which a receive hides a message.
-        patient_until: time by the run's clock. Before it, empty polls do not end the sweep, because
+        handle: is called in any of the threads, with the messages of a receive that were not sent
+            yet, and the messages that were sent before and only have to be deleted.
+        most: returns how many messages the next receive may return; 0 = wait; ``None`` = the sweep
+            is over.
+        hold_seconds: seconds that a hold lasts.
+        patient_until: until this time of the run's clock, empty polls do not end the sweep, because
             a killed run, or a receive with a lost response, may hide messages.
     """
 
@@ -85,7 +85,7 @@ class Sweep:
                 worker.start()
             for worker in workers:
                 worker.join()
-        except BaseException:  # a second signal: wait two seconds for answers to calls under way
+        except BaseException:  # a second signal: wait only two seconds for SQS's answers
             self.halt.finish()
             until = monotonic() + GRACE_SECONDS
             for worker in workers:
@@ -112,8 +112,8 @@ class Sweep:
     def renew(self) -> None:
         """Renew the holds that end soon.
 
-        Batches are renewed in parallel, because after the end of a hold another consumer may have
-        received the message.
+        Several threads renew them, because each hold must be renewed before it ends. After its end,
+        another consumer may receive the message.
         """
         within = min(_RENEW_SECONDS, self._hold_seconds / 2)
         for left, seconds in ((False, self._hold_seconds), (True, _LEFT_SECONDS)):
@@ -129,7 +129,7 @@ class Sweep:
                 self.patient_until = max(self.patient_until, until + 1)
 
     def give_back(self, handles: Iterable[str]) -> int:
-        """Show messages to all consumers. Return how many SQS did not show again."""
+        """Make SQS show messages to all consumers. Return for how many of them this failed."""
         results = _call_in_parallel(lambda batch: self.source.hide(batch, 0), list(handles))
         failures = [failure for batch in results for failure in batch if failure is not None]
         return sum(failure.kind is not Kind.STALE_HANDLE for failure in failures)
@@ -151,7 +151,7 @@ class Sweep:
                 if ours or sent:
                     self._empty_polls = 0.0
                 else:
-                    # Known messages count for little, because the queue may also have new messages.
+                    # Messages of an earlier receive do not show that the queue has no new messages.
                     self._empty_polls += _KNOWN_SHARE if found else 1
                 is_dry = (
                     self._empty_polls >= _EMPTY_POLLS and self.halt.clock() >= self.patient_until
@@ -164,7 +164,10 @@ class Sweep:
 
     @property
     def seconds_to_wait(self) -> float:
-        """Seconds to wait for hidden messages of an empty queue. 0 if the queue is not empty."""
+        """Seconds that the sweep waits for hidden messages, because the queue seems to be empty.
+
+        0 if it still receives messages, or waits no longer.
+        """
         if self._empty_polls < _EMPTY_POLLS:
             return 0.0
         return max(0.0, self.patient_until - self.halt.clock())
@@ -197,5 +200,5 @@ def _call_in_parallel(call: Callable[[Sequence[T]], R], items: Sequence[T]) -> l
     pool = ThreadPoolExecutor(min(MAX_THREADS, len(batches)), "redrive-hold")
     try:
         return list(pool.map(call, batches))
-    finally:  # after a second signal, do not make the remaining calls
+    finally:  # if a second signal ended the wait, do not make the remaining calls
         pool.shutdown(wait=False, cancel_futures=True)

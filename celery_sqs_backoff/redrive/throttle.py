@@ -1,10 +1,10 @@
 """Limit the rate of a redrive, counted in messages and not in batches.
 
 Each message has a time slot, ``1/rate`` seconds after the slot before it. A batch is sent at the
-slot of its last message. A sender that is late may catch up by half a slot, and the rest of its
-unused slots expire. So within one second the redrive sends at most ``rate + 1`` messages, or two
-batches less one message if that is more. Because calls take different times, a few more messages
-may arrive at SQS within one second.
+slot of its last message. A thread that is late may still use a slot that is half a slot old. Older
+slots expire unused. So within one second the redrive sends at most ``rate + 1`` messages, or one
+message less than two batches if that is more. Because calls take different times, a few more
+messages may arrive at SQS within one second.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 #: A ramp starts at this share of the rate.
 RAMP_FROM = 0.1
 
-#: A sender may be late by this share of a slot without losing the slot.
+#: A thread may be late by this share of a slot without losing the slot.
 _TOLERANCE = 0.5
 
 #: The share of a second's messages that may go in one batch.
@@ -65,7 +65,7 @@ class Throttle:
     def next_at(self) -> float | None:
         """Return the time of the next free slot.
 
-        ``None`` means now, because there is no rate or no slot was reserved yet.
+        ``None`` = a message may be sent now: there is no rate, or no slot was reserved yet.
         """
         return None if self._rate is None or self._began is None else self._next
 

@@ -1,4 +1,4 @@
-"""Decide about a message. The run, the dry run and the peek call the same pure function."""
+"""Decide how a redrive treats a message. Redrives, dry runs and peeks call this pure function."""
 
 from __future__ import annotations
 
@@ -49,15 +49,14 @@ def triage(
     run_id: str | None = None,
     is_in_doubt: bool = False,
 ) -> Disposition:
-    """Decide about one message. The first rule that applies decides.
+    """Decide how a redrive treats one message, by the first rule that applies.
 
     Arguments:
-        message: the message to decide about.
         options: the options of the redrive.
         route: returns a message's destination, or a text that says why it is unknown.
         now: seconds since the epoch.
         run_id: ID of this run; ``None`` = a peek, which sends no message.
-        is_in_doubt: whether the message may have been sent.
+        is_in_doubt: whether an earlier send of the message may have succeeded.
     """
     if run_id is not None and message.run_id == run_id:
         return Disposition(Action.CAME_BACK, CAME_BACK)

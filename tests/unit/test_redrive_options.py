@@ -39,4 +39,4 @@ def test_empty_selection(command, option):
     """
     celery = CLIContext(app=Celery(), no_color=True, workdir=None, quiet=False)
     found = CliRunner().invoke(command, ["q", option, ""], obj=celery)
-    assert (found.exit_code, "leave it out" in found.output) == (USAGE, True)
+    assert (found.exit_code, "omit it" in found.output) == (USAGE, True)
