@@ -1,1 +1,1 @@
-"""Command line programs. They parse options and print, and call engines that do not print."""
+"""Commands, such as ``celery sqs-redrive``. They parse options, call the engines, and print."""

@@ -1,4 +1,4 @@
-"""Declare commands that report an error in one line on stderr, and end with a documented code."""
+"""Declare commands that report errors in one line on stderr, and end with documented exit codes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .text import safe
 
 
 class CommandFailed(click.ClickException):
-    """Ends a command with ``Error: ...`` on stderr and an exit code of ``exit_codes``."""
+    """Ends a command with ``Error: ...`` on stderr and an exit code from ``exit_codes``."""
 
     def __init__(self, message: object, code: int) -> None:
         super().__init__(safe(message, 2_000))
@@ -59,7 +59,7 @@ def command(
 
 
 class SqsCommand(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
-    """A command that ends with the codes of ``exit_codes``, and lists them in its help."""
+    """A command whose help lists its exit codes. If it is interrupted, it ends with code 130."""
 
     def __init__(
         self,
@@ -83,7 +83,8 @@ class SqsCommand(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
         for param in self.get_params(ctx):
             found = param.get_help_record(ctx)
             if found is not None and not isinstance(param, click.Argument):
-                last = next(reversed(groups), "Options")  # --help has no group: use the last one
+                # ``--help`` names no group, so it is shown in the last group.
+                last = next(reversed(groups), "Options")
                 groups.setdefault(getattr(param, "help_group", None) or last, []).append(found)
         for name, options in groups.items():
             with formatter.section(name):
@@ -135,10 +136,10 @@ def app_of(ctx: click.Context, *, needs_sqs: bool = False) -> Any:
 
 @contextmanager
 def loading_app() -> Iterator[None]:
-    """Load the app in this block. An error in the user's code or settings ends the command.
+    """End the command with one line if the user's code or settings raise an error in this block.
 
     Raises:
-        CommandFailed: the block raised an exception. The text is one line.
+        CommandFailed: the block raised an exception.
     """
     from celery_sqs_backoff.doctor.look import why_not_loaded
 

@@ -1,4 +1,4 @@
-"""``celery sqs-doctor``: find faults in the set-up before an outage makes them matter."""
+"""``celery sqs-doctor``: find faults in the set-up that could lose or repeat messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_NAMES: Final = 5
     codes={
         DONE: "no error",
         FOUND: "at least one error, or with --strict a warning",
-        UNREACHABLE: "could not look",
+        UNREACHABLE: "a queue could not be read",
     },
     examples="""
         celery -A proj sqs-doctor
@@ -39,7 +39,7 @@ _MOST_NAMES: Final = 5
 )
 @queues_option
 @option("What to look at", "--offline", help="Ask neither SQS nor the store.")
-@option("Output", "--strict", help="Exit with 1 for warnings too.")
+@option("Output", "--strict", help="Exit with 1 for warnings, too.")
 @option("Output", "--explain ID", help="Explain a rule, and exit.")
 @option(
     "Output",
@@ -126,7 +126,7 @@ def _text(findings: Sequence[Finding], looked_at: str, *, could_look: bool) -> s
 def _name_queues(queues: Sequence[str]) -> str:
     """Return the number and names of the queues that were read.
 
-    Workers may consume other queues. With the names, the user notices a queue that is missing.
+    Workers may consume further queues. By the names, the user can see which queues are missing.
     """
     count = counted(len(queues), "queue")
     return f"{count} ({name_some(queues, _MOST_NAMES)})" if queues else count

@@ -1,4 +1,4 @@
-"""Find the directory of journals, open the app's store, and handle signals."""
+"""Find the directory for journals of redrives, open the app's store, and handle signals."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def journal_directory() -> Path | None:
     """Return the default directory of journals, or warn and return ``None`` if it is not writable.
 
-    A directory that has journals is returned even if it is not writable. A journal may record which
-    messages a killed run has sent, so the redrive must open it or fail.
+    If it has journals, return it even if it is not writable. The journal of a killed run names the
+    messages that were sent, so the redrive must read it, or fail.
     """
     directory = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state", "celery-sqs-backoff")
     try:
@@ -34,8 +34,8 @@ def journal_directory() -> Path | None:
             raise PermissionError(13, "not writable", str(directory))
     except (OSError, RuntimeError) as exc:  # RuntimeError: the user has no home directory
         click.echo(
-            f"Warning: no journal ({exc}): a killed run would send its messages again. Name a file"
-            " with --journal.",
+            f"Warning: no journal ({exc}). If this run is killed, the next run may send messages"
+            " again. Name a file with --journal.",
             err=True,
         )
         return None
@@ -43,10 +43,10 @@ def journal_directory() -> Path | None:
 
 
 def open_records(app: Any) -> Records:
-    """Return the app's records. In a Django project, call ``django.setup()`` first.
+    """Return the object that reads and writes the records in the app's store.
 
-    ``celery`` does not call ``setup()`` for commands. But the records need it: the store may be in
-    the project's database, and the project's ``SECRET_KEY`` signs the records.
+    In a Django project, call ``django.setup()`` first, because ``celery`` does not call it for
+    commands. The store may be in the project's database, and ``SECRET_KEY`` signs the records.
 
     Raises:
         ImproperlyConfigured: the app names no store, or an unknown store.
@@ -64,8 +64,8 @@ def open_records(app: Any) -> Records:
 def until_signalled(stop: threading.Event) -> Iterator[None]:
     """Set the event on the first SIGINT, SIGTERM or SIGHUP.
 
-    The second signal raises KeyboardInterrupt. Then the command ends without showing hidden
-    messages again. Ignored signals stay ignored (``nohup``).
+    The second signal raises KeyboardInterrupt, so the command ends without making SQS show hidden
+    messages again. Signals that the process ignores stay ignored (``nohup``).
     """
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -74,7 +74,7 @@ def until_signalled(stop: threading.Event) -> Iterator[None]:
             if signal.getsignal(signalled) is on_signal:
                 signal.signal(signalled, signal.default_int_handler)
         with suppress(OSError):  # the terminal may be closed
-            click.echo("Finishing the calls under way; unsent messages are given back.", err=True)
+            click.echo("Waiting for SQS's answers. Unsent messages will be given back.", err=True)
             click.echo("Press Ctrl-C again to end immediately.", err=True)
 
     with _handling(on_signal):
@@ -92,8 +92,7 @@ def interrupt_on_signals() -> Iterator[None]:
 def _handling(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
     """Call ``handler`` on signals until the block ends.
 
-    In a thread other than the main thread it has no effect, because Python allows signal handlers
-    only in the main thread.
+    Outside the main thread this has no effect, because Python allows signal handlers only there.
     """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():

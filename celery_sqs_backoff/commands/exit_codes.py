@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 DONE: Final = 0
-#: A person must look at the result. Each command's help says which result this is.
+#: The result needs a person's attention. Each command's help says which result this is.
 FOUND: Final = 1
 #: The user has to correct the input. click uses the same code for a wrong option.
 USAGE: Final = 2
@@ -17,17 +17,17 @@ INCOMPLETE: Final = 6
 NOTHING_MATCHED: Final = 7
 INTERRUPTED: Final = 130
 
-#: The meanings of codes in a command's help, unless the command has its own words.
+#: The meanings of codes in the help, unless a command gives its own meaning.
 MEANINGS: Final[Mapping[int, str]] = {
     DONE: "done",
     USAGE: "wrong options, settings or app",
-    GATE: "stopped by the probe or by returning messages",
-    POISON: "poison was left",
-    UNREACHABLE: "SQS is unreachable or refuses",
-    INCOMPLETE: "not complete",
+    GATE: "stopped by the probe, or because messages came back",
+    POISON: "messages were left that came back or were replayed too often",
+    UNREACHABLE: "SQS is unreachable or denies a call",
+    INCOMPLETE: "some messages could not be received",
     NOTHING_MATCHED: "no message matched",
     INTERRUPTED: "interrupted or declined",
 }
 
-#: Every command can end with these.
+#: The exit codes with which every command can end.
 ALWAYS: Final = (DONE, USAGE, INTERRUPTED)

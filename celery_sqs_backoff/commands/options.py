@@ -39,13 +39,13 @@ def option(group: str, *names: str, **settings: Any) -> Callable[[F], F]:
     return click.option(*spellings, cls=CeleryOption, help_group=group, **settings)
 
 
-#: The user must repeat a worker's ``-Q`` here: without ``task_queues``, only the worker's command
-#: line says which queues the worker consumes.
+#: The user must repeat a worker's ``-Q`` here. Without the setting ``task_queues``, only the
+#: command line of the worker says which queues it consumes.
 queues_option = option(
     "What to look at",
     *("-Q", "--queues QUEUES"),
     type=COMMA_SEPARATED_LIST,
-    help="Comma-separated queues, as for the worker. [default: task_queues or the default queue]",
+    help="Comma-separated queues, as for a worker. [default: task_queues or the default queue]",
 )
 
 
@@ -70,16 +70,16 @@ def _which(*names: str, **settings: Any) -> Callable[[F], F]:
 
 _SELECTION: Sequence[Callable[[Any], Any]] = (
     _which("--task GLOB", help="Only this task."),
-    _which("--reason GLOB", help="Only this reason on their record."),
+    _which("--reason GLOB", help="Only this reason in the dead-letter record."),
     _which(
         "--outcome OUTCOME",
         type=click.Choice(OUTCOMES, case_sensitive=False),
         help=f"Only {', '.join(OUTCOMES)}.",
     ),
-    _which("--error GLOB", help="Only this error, as 'type: message'."),
+    _which("--error GLOB", help="Only this error, a glob for 'type: message'."),
     _which("--from QUEUE", "origin", help="Only from this queue: a name, URL or ARN."),
-    _which("--older DURATION", help="Only first sent longer ago: 36h, 2d."),
-    _which("--newer DURATION", help="Only first sent less long ago."),
+    _which("--older DURATION", help="Only if first sent longer ago than this (36h)."),
+    _which("--newer DURATION", help="Only if first sent less long ago than this."),
     _which("--id ID", multiple=True, help="Only this message or task ID; repeatable."),
     _which("--ids FILE", type=READABLE_FILE, help="Only the IDs in this file, one per line."),
 )

@@ -37,7 +37,7 @@ from .show import describe_cost, no_match, plan_as_dict, print_messages, print_p
     "--sample N",
     type=click.IntRange(1),
     default=DEFAULT_SAMPLE,
-    help="Look at N messages at the most.",
+    help="Look at up to N messages.",
 )
 @option("Output", "--messages", help="List the messages, one per line.")
 @option(
@@ -48,7 +48,7 @@ from .show import describe_cost, no_match, plan_as_dict, print_messages, print_p
 @option(
     "Output",
     "--force",
-    help="Look even if the dead-letter queue has one itself. SQS may move messages there then.",
+    help="Look even if the dead-letter queue has one itself. SQS may move messages there.",
 )
 @option("Output", "--json", "as_json", help="JSON on stdout.")
 def sqs_peek(
@@ -68,7 +68,7 @@ def sqs_peek(
     With --id the command shows all facts of the message, including its traceback. For that it looks
     at all messages of the queue.
 
-    The command gives all messages back. But SQS counts one more receive for each message.
+    The command gives all messages back. But SQS counts one more receive of each message.
     """
     shell = Shell(app_of(ctx), queue, options, as_json=as_json)
     if id and ctx.get_parameter_source("sample") is ParameterSource.DEFAULT:

@@ -19,7 +19,7 @@ _IDS_SHOWN = 10
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[events.RedriveEvent], None]]:
-    """Yield an ``on_event`` that shows notices, and the progress if stderr is a terminal."""
+    """Yield an ``on_event`` that prints notices, and the progress if stderr is a terminal."""
     progress = ""
 
     def draw(text: str) -> None:
@@ -46,7 +46,7 @@ def show_progress() -> Iterator[Callable[[events.RedriveEvent], None]]:
 
 
 def _columns() -> int:
-    """Return the width of a line on the terminal, or 0 without a terminal of known width."""
+    """Return the width of a line on stderr's terminal, or 0 if it has no terminal or no width."""
     try:
         return max(0, os.get_terminal_size(sys.stderr.fileno()).columns - 1)
     except (OSError, ValueError, AttributeError):
@@ -67,7 +67,7 @@ def _line(event: events.RedriveEvent) -> str | None:
             return f"journal: {journal}"
         case events.InDoubt(ids, resend):
             late = "another run may have sent them, too"
-            done = late if resend is None else "sent again" if resend else "held"
+            done = late if resend is None else "sent again" if resend else "not sent again"
             return f"in doubt, {done}: {safe(' '.join(ids), 100_000)}"
         case events.Failed(ids, reason):
             return f"failed ({safe(reason)}): {_ids(ids)}"

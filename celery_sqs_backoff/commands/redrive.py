@@ -20,40 +20,40 @@ _WHICH, _SPEED, _SAFETY = "Which messages", "How fast", "Safety and output"
 @command(
     "sqs-redrive",
     codes={
-        FOUND: "some failed or are in doubt",
+        FOUND: "some messages failed, or may have been sent",
         **dict.fromkeys((GATE, POISON, UNREACHABLE, INCOMPLETE, NOTHING_MATCHED)),
     },
 )
 @click.argument("queue")
 @option(_WHICH, "--to QUEUE", help="Send all to QUEUE. [default: where each came from]")
 @selection_options
-@option(_WHICH, "--include-unknown", help="Send also if it may have been done or sent before.")
+@option(_WHICH, "--include-unknown", help="Also messages that may be done or sent already.")
 @option(_WHICH, "--limit N", type=click.IntRange(1), help="Send at most N messages in this run.")
 @option(
     _WHICH,
     "--max-replays N",
     type=click.IntRange(1),
     default=3,
-    help="Leave messages that were replayed N times.",
+    help="Leave those replayed N times.",
 )
 @option(
     _WHICH,
     "--expired",
     type=click.Choice(["leave", "extend"]),
     default="leave",
-    help="What to do with expired tasks.",
+    help="Leave or extend expired tasks.",
 )
-@option(_SPEED, "--rate RATE", help="10/s, 300/m. [default: as fast as SQS]")
+@option(_SPEED, "--rate RATE", help="Such as 10/s, 300/m. [default: no limit]")
 @option(
     _SPEED,
     "--ramp DURATION",
     help="Start at a tenth of --rate and reach it after this long, for example 10m.",
 )
-@option(_SPEED, "--spread DURATION", help="Delay each by up to this: at most 15m.")
+@option(_SPEED, "--spread DURATION", help="Random delay up to this, which is at most 15m.")
 @option(
     _SPEED,
     "--probe URL|MODULE:CALLABLE",
-    help="Check this before the start and every 5 seconds. The third failure in a row stops.",
+    help="Ask this every 5 s if the provider is healthy. The third failure in a row ends the run.",
 )
 @option(
     _SAFETY,
@@ -62,21 +62,21 @@ _WHICH, _SPEED, _SAFETY = "Which messages", "How fast", "Safety and output"
     help="Record sent messages here. After a kill, the same command skips them."
     " 'none': no record. [default: one file per queue]",
 )
-@option(_SAFETY, "--dump FILE", type=FILE, help="Append all to this archive first, with bodies.")
+@option(_SAFETY, "--dump FILE", type=FILE, help="First append messages, with bodies, to this file.")
 @option(_SAFETY, "--delete", help="Delete instead of sending. Needs --dump.")
 @option(
     _SAFETY,
     "--restore FILE",
     type=READABLE_FILE,
-    help="Put an archive back on QUEUE, each message once.",
+    help="Put an archive's messages back on QUEUE, each once.",
 )
 @option(_SAFETY, "--dry-run", help="Look, and predict the result without sending.")
 @option(_SAFETY, "--yes", "-y", help="Send without asking.")
 @option(
     _SAFETY,
     "--force",
-    help="Continue even if SQS will delete messages before they can be sent, or if QUEUE has a"
-    " dead-letter queue of its own.",
+    help="Continue even if SQS will delete messages before they can be sent, or if the"
+    " dead-letter queue has one itself.",
 )
 @option(_SAFETY, "--json", "as_json", help="Print events as JSON lines.")
 def sqs_redrive(

@@ -37,7 +37,7 @@ from .text import counted
 
 
 class Shell:
-    """One invocation of the command.
+    """One invocation of ``sqs-redrive`` or ``sqs-peek``.
 
     Arguments:
         options: as for :func:`~celery_sqs_backoff.redrive`.
@@ -88,13 +88,13 @@ class Shell:
         """Look at the queue, and return the plan.
 
         Arguments:
-            settings: further arguments for ``peek``. An option of the command with the same name
-                takes precedence.
+            settings: further arguments for ``peek``. An option of the command overrides an argument
+                of the same name.
         """
         settings = {"sample": DEFAULT_SAMPLE, **settings, **self._options}
         stop = threading.Event()
         with ExitStack() as signals:
-            # Before the start no message is hidden, so a signal may end the look immediately.
+            # Until ``on_start``, no message is hidden, so a signal may end the command immediately.
             def on_start() -> None:
                 signals.enter_context(until_signalled(stop))
                 self._has_started = True
@@ -107,7 +107,7 @@ class Shell:
     def dry_run(self) -> int:
         """Look, print the plan of a redrive, and return the exit code."""
         if self._options["restore"] is not None:
-            raise ValueError("--restore takes no --dry-run")
+            raise ValueError("--restore cannot be used with --dry-run")
         archive = self._options["dump"]
         plan = self.look(copy=archive, sample=None) if archive else self.look()
         if self._as_json:
@@ -133,13 +133,13 @@ class Shell:
     def ask(self, *, is_answered: bool) -> int | None:
         """Look, print the plan, and ask the user. Return the exit code, or ``None`` to go on.
 
-        A restore only asks. If the user wants messages with outcome UNKNOWN to be sent, too, set
+        For a restore, only ask. If the user agrees to send messages with outcome UNKNOWN, too, set
         ``include_unknown`` in the options.
 
         Arguments:
-            is_answered: do not ask, because of ``--yes``. A run with a rate still looks, and is
-                refused if SQS would delete messages before they can be sent. ``--delete`` and
-                ``--force`` skip this look.
+            is_answered: do not ask, because of ``--yes``. With a rate, still look, and refuse the
+                run if SQS would delete messages before they can be sent. With ``--delete`` or
+                ``--force``, do not look.
         """
         options = self._options
         if is_answered:
@@ -203,7 +203,7 @@ class Shell:
         with ExitStack() as signals, shown as on_event:
 
             def note(event: Any) -> None:
-                if isinstance(event, Started):  # before it, a signal ends the command immediately
+                if isinstance(event, Started):  # until then, a signal ends the command immediately
                     signals.enter_context(until_signalled(stop))
                     self._has_started, self._journal = True, event.journal
                     if not (rate or self._options["delete"] or self._options["restore"]):
@@ -223,12 +223,12 @@ class Shell:
 
 
 def _read_end(exc: BaseException, *, may_hide: bool) -> tuple[str, int, str]:
-    """Return three facts about an error: ``ended`` of the last event, the exit code, the text.
+    """Return three values for an error: ``ended`` of ``Finished``, the exit code, and the text.
 
     ``may_hide``: whether the command may have hidden messages before the error.
     """
     if isinstance(exc, KeyboardInterrupt):
-        hidden = "hidden messages show within 15 min" if may_hide else "no message was received"
+        hidden = "hidden messages reappear within 15 min" if may_hide else "no message was received"
         return "interrupted", INTERRUPTED, f"interrupted: {hidden}"
     if isinstance(exc, RedriveUnreachable):
         return "unreachable", UNREACHABLE, str(exc)
@@ -250,7 +250,7 @@ def exit_code(report: RedriveReport, options: Mapping[str, Any]) -> int:
     """Return the exit code for a report. If several codes apply, return the most serious one."""
     if report.ended in _OF_END:
         return _OF_END[report.ended]
-    # With include_unknown, the run has sent messages in doubt again, so no one has to look at them.
+    # With include_unknown, the run has sent messages in doubt again, so the user need not decide.
     in_doubt = 0 if options.get("include_unknown") else report.in_doubt
     if report.failed or report.not_deleted or in_doubt:
         return FOUND

@@ -62,13 +62,13 @@ def sqs_safe(
 ) -> None:
     """Show and free the guards, locks, workflows and steps of SCOPE.
 
-    SCOPE is the key of a guard or lock, the scope of steps or of a workflow, such as order:7, or
-    task:NAME:ID for the records of one message. "list" names the records, "show" adds their
-    content, and "free" deletes records, which needs --kind.
+    SCOPE is the key of a guard or lock, or the scope of steps or of a workflow, such as order:7.
+    For the records of one message, it is task:NAME:ID. "list" names the records, "show" adds their
+    content, and "free" deletes records. "free" needs --kind.
 
-    A freed lock lets another run in. A freed guard lets another message pass. A freed step is done
-    again. A freed workflow forgets which steps to undo. If its steps were undone, the workflow
-    begins again, but it keeps the steps without undo. You cannot undo "free".
+    After "free", another run can take the lock, another message can pass the guard, and the step is
+    done again. A freed workflow does all its steps again. But if its steps were undone, the steps
+    without undo stay done. You cannot undo "free".
     """
     if action == "free" and kind is None:
         raise click.UsageError("free: name the kind of records with --kind")
@@ -98,7 +98,7 @@ def sqs_safe(
             freed = [free(records, entry) for entry in found]
             click.echo(f"{sum(freed)} freed", err=True)
             if not all(freed):
-                click.echo("the other records have changed, or are not this app's", err=True)
+                click.echo("the other records have changed, or belong to another app", err=True)
                 sys.exit(FOUND)
     except ImproperlyConfigured as exc:
         raise CommandFailed(exc, USAGE) from exc

@@ -1,4 +1,7 @@
-"""Print a plan and a report for people. Control codes in texts from messages are escaped."""
+"""Print the plan of a peek, and the report of a redrive, for people.
+
+Control codes in texts from messages are escaped.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _COLUMNS = ("id", "task", "task id", "age", "outcome", "reason", "error")
 
 
 def print_plan(plan: Plan, *, err: bool) -> None:
-    """Print a plan. ``err``: print it on stderr, because the plan is not the command's result."""
+    """Print a plan. ``err``: print it on stderr, because it is not the result of the command."""
     for line in _plan_lines(plan):
         click.echo(line, err=err)
 
@@ -71,7 +74,7 @@ def _heading(text: str) -> str:
 
 
 def describe_cost(plan: Plan) -> str:
-    """Return a sentence about the receives that a look has cost, for stderr."""
+    """Return a text about the receives that SQS has counted for a look."""
     cost = "Each message looked at was received once more, which SQS counts"
     if not plan.not_given_back:
         return f"{cost}, and given back."
@@ -82,14 +85,14 @@ def describe_cost(plan: Plan) -> str:
 
 
 def no_match(plan: Plan) -> str:
-    """Return the sentence for a plan in which no message matches."""
+    """Return the sentence to print if no message matches the options."""
     if plan.looked_at >= plan.messages:
         return "No message matched."
     return f"None of the {plan.looked_at} looked at match; there are {plan.messages}."
 
 
 def print_messages(plan: Plan, *, show_arguments: bool) -> None:
-    """Print a table with one line per message. ``show_arguments``: also print the arguments."""
+    """Print a table with one line per message. ``show_arguments``: also print task arguments."""
     click.echo("  ".join(_COLUMNS))
     for fact in plan.letters:
         click.echo(_line(fact))
@@ -146,10 +149,10 @@ def print_report(
 def closing(
     report: RedriveReport, *, queue: str, options: Mapping[str, Any], journal: str | None
 ) -> list[str]:
-    """Return the sentences below a report.
+    """Return the sentences to print below a report.
 
-    They count the sent messages and, by reason, the messages that stay. The last sentence gives the
-    next step.
+    They count the sent messages and, by reason, the messages that stay. If the user should go on,
+    the last sentence names the next command.
     """
     name, looked_at = shlex.quote(queue), report.looked_at - report.returned
     deletes, selects = bool(options.get("delete")), has_selection(options)
@@ -161,7 +164,7 @@ def closing(
         if report.ended is Ended.DONE:
             put_back_before = max(0, looked_at - number - report.failed - report.in_doubt)
     doubt = "twice" if options.get("include_unknown") else "already"
-    # Do not write "3 of 100 sent": with a selection, it would read as if 97 messages had failed.
+    # With a selection, "3 of 100 sent" would read as if 97 messages had failed.
     found = [
         f"{number} {done}, {looked_at} looked at."
         if selects
@@ -203,7 +206,7 @@ def closing(
         report.sent
         and report.remaining > report.skipped
         and not (options.get("limit") or options.get("restore"))
-    ):  # messages that came back after the last receive, or new messages
+    ):  # these messages are new, or came back after the last receive
         found.append(f"{report.remaining} are on the queue now: look with {peek}")
     return found
 
