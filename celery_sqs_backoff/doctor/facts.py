@@ -1,4 +1,4 @@
-"""Facts about queues, tasks and settings, as plain values. So rules need not call SQS.
+"""Facts about queues, tasks and settings, as plain values. Rules use them and never call SQS.
 
 ``None`` means that a fact is not known. A rule reports no fault that depends on an unknown fact.
 """
@@ -33,11 +33,11 @@ class QueueFacts:
         attributes: the queue's attributes from GetQueueAttributes; ``None`` = they could not be
             read.
         failure: SQS's error code if the attributes could not be read.
-        dlq: facts about the dead-letter queue; ``None`` = the queue has no dead-letter queue. A
-            dead-letter queue has ``None``, even if it has a dead-letter queue itself.
+        dlq: facts about the dead-letter queue; ``None`` = the queue has no dead-letter queue, or is
+            a dead-letter queue itself.
         denied: actions that SQS denied to the identity that ran the doctor.
         is_consumed: whether workers of the app receive from the queue.
-        client_region: Region in which the queue was looked up, for a queue without a URL.
+        client_region: Region in which the doctor looked for a queue without finding its URL.
     """
 
     name: str
@@ -76,7 +76,7 @@ class QueueFacts:
 
     @property
     def redrive_allow_policy(self) -> dict[str, Any]:
-        """RedriveAllowPolicy as a mapping. An empty one allows all queues, as SQS does."""
+        """RedriveAllowPolicy as a mapping. Empty = all queues may use this dead-letter queue."""
         try:
             found = json.loads((self.attributes or {}).get("RedriveAllowPolicy") or "{}")
         except ValueError:
@@ -109,10 +109,10 @@ class TaskFacts:
 
     Args:
         name: name under which the task is registered.
-        queue: queue of the task if its caller names no other. The task, ``task_routes`` or
-            ``task_default_queue`` names it. ``None`` = not known.
+        queue: queue to which Celery sends the task if its caller names no queue. The task,
+            ``task_routes`` or ``task_default_queue`` names it. ``None`` = not known.
         also_to: queues that entries of ``beat_schedule`` name for the task.
-        exchange: exchange of the task's route; ``None`` = the route leads to a queue.
+        exchange: exchange in the task's route, if the route names no queue; else ``None``.
         is_covered: whether its base class is ``SQSBackoffTask``.
         backoff: the delay policy; ``None`` without the base class.
         retry_for: seconds; ``None`` = no limit.
@@ -156,12 +156,12 @@ class AppFacts:
     has_store: bool = False
     #: Why no worker can start with the store's settings; ``None`` = workers can start.
     store_fault: str | None = None
-    #: Why the store cannot be used; ``None`` = it can be used, or was not asked.
+    #: Why the store cannot be used; ``None`` = it can be used, or the doctor did not ask it.
     store_failure: str | None = None
-    #: Why other users of the store can forge records; ``None`` = they cannot, or it was not
-    #: checked.
+    #: Why other users of the store can forge records; ``None`` = they cannot, or the doctor did not
+    #: check it.
     store_forgeable: str | None = None
-    #: Why the store may drop records before their end; ``None`` = no such setting was found.
+    #: Why the store may drop records before they expire; ``None`` = no such setting was found.
     store_eviction: str | None = None
     default_queue: str = "celery"
     events: bool = False
@@ -175,7 +175,7 @@ class ProjectFacts:
     queues: tuple[QueueFacts, ...] = ()
     #: Whether ``queues`` has all queues of the app. False if the operator has named some (``-Q``).
     are_all: bool = False
-    #: Name of the broker if it is not SQS. No queue was read then. ``None`` = SQS.
+    #: Name of the broker if it is not SQS, so that no queue was read. ``None`` = SQS.
     other_broker: str | None = None
 
     @property
@@ -183,11 +183,11 @@ class ProjectFacts:
         return [task for task in self.app.tasks if task.is_covered]
 
     def sent_to(self, queue: QueueFacts) -> list[TaskFacts]:
-        """Return the tasks that are probably sent to a queue: the first group with a task.
+        """Return the tasks that are probably sent to a queue.
 
-        1. The tasks with this queue in their settings, and the tasks with an unknown queue.
-        2. The tasks without a route, because their callers may name this queue.
-        3. All tasks.
+        Return the tasks with this queue in their settings, and the tasks with an unknown queue. If
+        no task is found, return the tasks of the default queue, because their callers may name this
+        queue. If no task is found again, return all tasks.
         """
         tasks = self.app.tasks
         found = [t for t in tasks if t.queue in (None, queue.name) or queue.name in t.also_to]
@@ -196,14 +196,14 @@ class ProjectFacts:
 
     @property
     def consumed(self) -> list[QueueFacts]:
-        """Consumed queues that could be read."""
+        """Queues that workers receive from and that could be read."""
         return [q for q in self.queues if q.is_consumed and q.attributes is not None]
 
     @property
     def unread(self) -> list[QueueFacts]:
         """Queues that could not be read, except queues that do not exist.
 
-        The rules check only queues that could be read. One reason is a missing permission, which is
-        also a finding. The operator may ignore that finding, so callers report these queues, too.
+        Most rules do not check these queues. A missing permission is a finding, but the operator
+        may ignore that finding. So callers must report these queues, too.
         """
         return [q for q in self.queues if q.attributes is None and not q.is_missing]

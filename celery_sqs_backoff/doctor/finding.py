@@ -38,7 +38,7 @@ class Finding:
     """One fault of one queue, task or setting.
 
     Attributes:
-        id: ID of the rule: a letter for the severity, and a number that no other rule ever gets.
+        id: ID of the rule.
         severity: severity of the rule.
         subject: name of the queue, task or setting.
         evidence: the actual value, the expected value, and the reason for the expected value.
@@ -58,7 +58,7 @@ class Finding:
         return asdict(self) | {"severity": self.severity.value}
 
 
-#: Subject, evidence, consequence, fix.
+#: Subject, evidence, consequence and fix of a finding.
 Report = tuple[str, str, str, Fix]
 
 
@@ -116,8 +116,8 @@ def set_attribute(
     Args:
         queue: the queue to change.
         name: name of the attribute on SQS.
-        value: the new value. A policy is a mapping. An empty text removes a policy, because
-            Terraform would leave it unchanged with ``null``.
+        value: the new value. A policy is a mapping. An empty text removes a policy. With ``null``,
+            Terraform would leave it unchanged.
         text: a further step for the user. May be empty.
     """
     if isinstance(value, Mapping):

@@ -1,6 +1,7 @@
-"""Estimate how long a message's receives last in an outage, by random draws of its delays.
+"""Estimate how many receives a message needs, and how long they last in an outage.
 
-The seed is fixed, so a finding has the same numbers each time.
+The functions draw delays at random from the task's backoff. The seed is fixed, so a finding has the
+same numbers each time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
 
 DRAWS = 200
 
-#: At most this many delays are drawn for a queue, because a worker checks its queues at its start.
+#: Most delays to draw for a queue. Workers do this at their start, so it must not take long.
 _MOST_DELAYS = 10_000
 
 _SEED = 0
@@ -29,8 +30,8 @@ def estimate_seconds_to_dead_letter(
 ) -> float:
     """Return the seconds of an outage after which half of the messages are dead letters.
 
-    While all calls fail, messages do not influence one another. So the time of each message is the
-    sum of its own delays.
+    All calls fail, so messages do not wait for one another. The time of a message is the sum of its
+    delays.
 
     Args:
         backoff: the delay policy.
@@ -52,11 +53,10 @@ def estimate_seconds_to_dead_letter(
 def estimate_receives(
     backoff: Policy, *, retry_for: float | None, max_retries: int | None, draws: int = DRAWS
 ) -> int:
-    """Return the number of receives that 99 of 100 messages need until their budget ends.
+    """Return the number of receives that 99 of 100 messages need until their retries end.
 
-    A redrive policy allows at most 1,000 receives. The number is 1,001 if this is not enough. If
-    the task has neither ``retry_for`` nor ``max_retries``, its budget never ends, and the number is
-    1,000.
+    ``retry_for`` or ``max_retries`` ends the retries. If the task has neither, they never end, and
+    the number is 1,000, the most that SQS allows. The number is 1,001 if 1,000 are not enough.
 
     Args:
         backoff: the delay policy.

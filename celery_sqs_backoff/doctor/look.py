@@ -1,8 +1,8 @@
-"""Read facts from a Celery app. For live rules, also read facts from SQS and the store.
+"""Read facts from a Celery app, from SQS and from the app's store.
 
 This changes no queue and no message. It reads the attributes of queues. To find denied permissions,
-it makes two calls with a receipt handle that does not exist. It also makes a call to send to the
-dead-letter queue, without a message.
+it makes two calls with a receipt handle that does not exist, and calls SendMessageBatch on the
+dead-letter queue without a message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .facts import AppFacts, ProjectFacts, QueueFacts, TaskFacts
 #: A receipt handle that no message ever had, so calls with it affect no message.
 _FALSE_HANDLE = "celery-sqs-backoff-doctor-not-a-receipt-handle"
 
-#: Environment variable of Celery. In a Django project, Celery runs the system checks before it
+#: Environment variable of Celery. In a Django project, Celery runs Django's system checks before it
 #: imports tasks, unless this variable is set.
 _SKIP_CHECKS = "CELERY_SKIP_CHECKS"
 
@@ -41,8 +41,8 @@ class NotImported(Exception):
 def load_tasks(app: Any) -> None:
     """Import the modules of an app's tasks, and finalize the app, as a worker does at its start.
 
-    Do not run Django's system checks, because one of them may have called this function. Send the
-    output of the modules to stderr, because stdout is for the caller's results.
+    Django's system checks do not run, because one of them may have called this function. Output of
+    the modules goes to stderr, because stdout is for the caller's results.
 
     Raises:
         NotImported: a module raised an exception, or tried to end the process.
@@ -114,8 +114,7 @@ def look(app: Any, *, live: bool = True, are_named: bool = False) -> ProjectFact
 def read_ignored(app: Any) -> tuple[str, ...]:
     """Return the keys of ``sqs_backoff["ignore_findings"]``, which maps findings to reasons.
 
-    A key is an ID or ``ID:subject``. A key without a reason is skipped, because each ignored
-    finding must have a reason.
+    A key is a rule's ID or ``ID:subject``. A key without a reason has no effect.
     """
     settings = app.conf.get("sqs_backoff")
     ignored = settings.get("ignore_findings") if isinstance(settings, Mapping) else None
@@ -156,7 +155,7 @@ def facts_of_queue(
     failure = answer if isinstance(answer, Failure) else None
     denied: list[str] = []
     if failure is None or _is_forbidden(failure):
-        # A worker needs no permission to read the queue that it sends dead letters to.
+        # A worker needs no permission to read its dead-letter queue, because it only sends to it.
         if failure is not None and is_consumed:
             denied.append("sqs:GetQueueAttributes")
         denied += _find_denied(calls, is_consumed)
@@ -176,9 +175,10 @@ def facts_of_queue(
 
 
 def _find_denied(calls: Calls, is_consumed: bool) -> Iterable[str]:
-    """Yield the actions that SQS denies. Make the calls that a worker makes, without effect.
+    """Yield the actions that SQS denies.
 
-    The calls have a receipt handle that does not exist, or no message to send.
+    To find them, make calls that have no effect: with a receipt handle that does not exist, or
+    without a message to send.
     """
     if not is_consumed:
         if _is_forbidden(calls.send_nothing()):
@@ -201,7 +201,7 @@ def _is_forbidden(failure: Failure | None) -> bool:
     )
 
 
-#: Prefix of the modules of this package. The user cannot change its tasks, so no rule checks them.
+#: Prefix of this package's modules. No rule checks their tasks: the user cannot change them.
 _OWN_TASKS = "celery_sqs_backoff."
 
 
@@ -241,10 +241,10 @@ def _tasks(app: Any) -> Iterable[TaskFacts]:
 
 
 def _destination(app: Any, task: Any) -> tuple[str | None, str | None]:
-    """Return the names of the queue and the exchange of a task, if its caller names no other.
+    """Return the queue and the exchange to which Celery sends a task if its caller names no queue.
 
-    At least one of them is ``None``. Both are ``None`` if a router of the user raises, for example
-    because it needs the task's arguments.
+    At least one of them is ``None``. Both are ``None`` if a router of the user raises an exception,
+    for example because it needs the task's arguments.
     """
     try:
         route = app.amqp.router.lookup_route(task.name, (), {}, {}, task)
@@ -265,7 +265,7 @@ def _destination(app: Any, task: Any) -> tuple[str | None, str | None]:
 
 
 def _queue_of(app: Any, queue: Any) -> Any:
-    """Return the app's queue of this name or alias, or ``None`` if its settings do not name it."""
+    """Return the app's queue with a name or alias, or ``None`` if its settings do not name it."""
     if not isinstance(queue, str):
         return queue
     return app.amqp.queues.aliases.get(queue) or app.amqp.queues.get(queue)
@@ -290,7 +290,7 @@ def _beat_queues(app: Any) -> Mapping[str, set[str]]:
 
 
 def _facts_of_store(app: Any, *, live: bool) -> dict[str, Any]:
-    """Check the store's settings. ``live``: also call each method of the store."""
+    """Return the facts about the app's store. ``live``: also call each method of the store."""
     from ..store.check import check_by_asking, check_offline, eviction_of, forgery_of
     from ..store.errors import StoreUnavailable
 

@@ -22,14 +22,14 @@ from .horizon import DRAWS, estimate_receives, estimate_seconds_to_dead_letter
 #: A visibility timeout of this or more counts as long.
 _LONG_SECONDS: Final = 3_600
 
-#: SQS's default retention of a queue, and the longest.
+#: The default retention of a queue in SQS, and the longest.
 _FOUR_DAYS_SECONDS: Final = 345_600
 _FOURTEEN_DAYS_SECONDS: Final = 1_209_600
 
-#: An attribute of each dead-letter queue that a suggested command creates.
+#: Attribute of the dead-letter queues that the suggested commands create.
 _KEPT: Final = f"MessageRetentionPeriod={_FOURTEEN_DAYS_SECONDS}"
 
-#: Exception classes that cover errors before and after the work was done.
+#: Exception classes for errors that happen before or after the work was done.
 _BROAD: Final = frozenset(
     {
         "builtins.BaseException",
@@ -56,8 +56,8 @@ _AskQueue: TypeAlias = Callable[[QueueFacts, ProjectFacts], _QueueReport]
 def _rule(id_: str, *, is_live: bool = True) -> Callable[[_Ask], _Ask]:
     """Make a rule of a function that yields a report for every subject with the fault.
 
-    The first line of the function's docstring is the rule's title. The rest says why the fault
-    matters (``--explain``).
+    The first line of the function's docstring is the rule's title. The rest is the text of
+    ``sqs-doctor --explain``.
     """
 
     def add(ask: _Ask) -> _Ask:
@@ -98,8 +98,8 @@ def _visibility_timeout_zero(queue: QueueFacts, facts: ProjectFacts) -> _QueueRe
         return None
     return (
         "VisibilityTimeout is 0; expected at least 30 seconds",
-        "Workers ask for 30 seconds at each receive. A worker without this package does not, so"
-        " several workers of that kind run the same task at the same time.",
+        "Workers with this package ask for 30 seconds at each receive. Workers without it do not,"
+        " so several of them run the same task at the same time.",
         set_attribute(queue, "VisibilityTimeout", 30),
     )
 
@@ -108,9 +108,8 @@ def _visibility_timeout_zero(queue: QueueFacts, facts: ProjectFacts) -> _QueueRe
 def _visibility_timeout_long(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The queue's visibility timeout is long.
 
-    After a worker is killed, its messages stay hidden until the timeout ends. The timeout may be
-    shorter than a task's run: while the task runs, the worker renews the timeout, for up to
-    12 hours.
+    After a worker is killed, its messages stay hidden until the timeout ends. A long task needs no
+    long timeout: while the task runs, the worker renews the timeout, for up to 12 hours.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-visibility-timeout.html
     """
     seconds = queue.number("VisibilityTimeout") or 0
@@ -144,8 +143,9 @@ def _delay(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
 def _no_dead_letter_queue(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The queue has no dead-letter queue.
 
-    With a dead-letter queue, an operator can inspect a message that was given up, and replay it
-    when the cause is fixed. Without one, the worker deletes the message.
+    If a task must not be retried again, the worker moves its message to the dead-letter queue.
+    There an operator can inspect it, and replay it when the cause is fixed. Without a dead-letter
+    queue, the worker deletes the message.
     """
     if facts.covered and not any(task.wants_dlq for task in facts.covered):
         return None
@@ -217,7 +217,8 @@ def _dead_letter_queue_refuses(queue: QueueFacts, facts: ProjectFacts) -> _Queue
 def _dlq_of_dlq(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The dead-letter queue has a redrive policy of its own.
 
-    Each look at a dead letter counts as a receive. So SQS moves it on after some looks.
+    Each look at a dead letter counts as a receive. After maxReceiveCount looks, SQS moves the
+    message to the next dead-letter queue.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
     """
     if (dlq := queue.dlq) is None or dlq.dlq_arn is None:
@@ -236,8 +237,8 @@ def _dead_letters_deleted_early(queue: QueueFacts, facts: ProjectFacts) -> _Queu
     """Dead letters are deleted early.
 
     On standard queues, a message that SQS moves to the dead-letter queue keeps its enqueue
-    timestamp. So its time in the first queue counts, too. On FIFO queues SQS resets the timestamp.
-    There the rule expects at least SQS's default retention, four days.
+    timestamp. So its time in the first queue counts, too. On FIFO queues SQS resets the timestamp,
+    and the rule expects at least SQS's default retention, four days.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
     """
     dlq = queue.dlq
@@ -269,15 +270,15 @@ def _dead_letters_deleted_early(queue: QueueFacts, facts: ProjectFacts) -> _Queu
 def _dlq_unreadable(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The dead-letter queue cannot be read.
 
-    A worker only sends to this queue. So the IAM policy for workers in the docs does not allow to
-    read it.
+    Workers only send to this queue. So the IAM policy that the docs suggest for workers does not
+    allow reading it.
     """
     dlq = queue.dlq
     if dlq is not None and dlq.attributes is None and not dlq.is_missing:
         return (
             f"the dead-letter queue {dlq.name} cannot be read ({dlq.failure})",
-            "The doctor could not check whether the queue accepts dead letters, and keeps them long"
-            " enough.",
+            "The doctor could not check whether the queue accepts dead letters, and whether it"
+            " keeps them long enough.",
             Fix(text="Run the doctor with sqs:GetQueueAttributes on the dead-letter queue."),
         )
     return None
@@ -329,25 +330,25 @@ def _few_receives(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """maxReceiveCount is too small for the delays.
 
     After maxReceiveCount receives, SQS moves a message to the dead-letter queue at the next
-    receive, without a record of the reason. Therefore workers give the message up at its last
-    receive. On a FIFO queue, fifo_cap makes delays shorter, so a message needs more receives. SQS
-    allows a maxReceiveCount of up to 1000.
+    receive, without a record of the reason. To add the record, a worker itself moves the message at
+    its last receive. Then retries end early. On a FIFO queue, fifo_cap makes delays shorter, so a
+    message needs more receives. SQS allows a maxReceiveCount of up to 1000.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
     """
     tasks = [task.on_fifo if queue.is_fifo else task for task in _find_covered(facts, queue)]
     allowed = queue.max_receive_count
     if allowed is None or not tasks:
         return None
-    # One draw of each task shows roughly which task needs the most receives. 200 draws of each task
-    # would take seconds of CPU.
+    # One simulated message of each task shows roughly which task needs the most receives. To
+    # simulate 200 messages of each task would take seconds of CPU.
     task = max(tasks, key=lambda task: _receives_needed(task, draws=1))
     if allowed >= (needed := _receives_needed(task)):
         return None
     cap = f" under its fifo_cap of {task.fifo_cap:g} s" if queue.is_fifo else ""
     return (
         f"maxReceiveCount is {allowed}; 99 of 100 messages of {task.name} need"
-        f" {_format_receives(needed)} receives until its budgets end (drawn 200 times from its"
-        f" delays{cap})",
+        f" {_format_receives(needed)} receives until retry_for or max_retries ends (drawn 200 times"
+        f" from its delays{cap})",
         _describe_outage(queue, task, allowed),
         _more_receives(queue, task, allowed, needed),
     )
@@ -392,7 +393,7 @@ def _describe_outage(queue: QueueFacts, task: TaskFacts, allowed: int) -> str:
     which = "The first message of each message group" if queue.is_fifo else _messages(queue)
     return (
         f"{which} would be dead-lettered about {in_words(seconds)} into an outage. Deploys and"
-        " crashes use up receives too."
+        " crashes use up receives, too."
     )
 
 
@@ -429,7 +430,7 @@ _NAME_OTHERS: Final = (
 
 
 def _hint_at_region(queue: QueueFacts) -> str:
-    """Return a hint about the Region in the queue's URL, because it may be the wrong one."""
+    """Return a hint that the Region in the queue's URL may be wrong. Empty = no hint."""
     if queue.region is None or queue.failure == NOT_CREATED:
         return ""
     return (
@@ -443,8 +444,8 @@ def _queue_unchecked(facts: ProjectFacts) -> Iterator[Report]:
     """A queue that tasks go to was not checked.
 
     Without task_queues, the doctor checks only the default queue of the app. A task's queue,
-    task_routes or beat_schedule may name other queues. Workers receive from them if they are named
-    in a worker's -Q option.
+    task_routes or beat_schedule may name other queues. If workers consume them (-Q), give the
+    doctor the same -Q.
     """
     if not facts.are_all:
         return
@@ -469,8 +470,8 @@ def _lacks_permission(facts: ProjectFacts) -> Iterator[Report]:
     """An action is denied.
 
     The doctor calls DeleteMessage and ChangeMessageVisibility with a receipt handle that does not
-    exist, and SendMessage to the dead-letter queue without a message. These calls affect no
-    message, and SQS checks permissions first.
+    exist, and SendMessageBatch on the dead-letter queue without a message. SQS checks permissions
+    first, so these calls show denied actions, but affect no message.
     """
     for queue in facts.queues:
         for one, arn in ((queue, queue.arn), (queue.dlq, queue.dlq_arn)):
@@ -523,7 +524,7 @@ def _without_base_class(facts: ProjectFacts) -> Iterator[Report]:
 
 @_rule("W020", is_live=False)
 def _broad_retry_on(facts: ProjectFacts) -> Iterator[Report]:
-    """A task retries errors after which its work may have been processed.
+    """A task retries errors after which its work may have been done.
 
     retry_on should list only errors after which a retry is safe. A base class such as Exception or
     RequestException also covers invalid addresses, final refusals, and timeouts after the request
@@ -534,7 +535,7 @@ def _broad_retry_on(facts: ProjectFacts) -> Iterator[Report]:
         if broad:
             yield (
                 task.name,
-                f"retries {', '.join(broad)}; expected errors after which nothing was processed",
+                f"retries {', '.join(broad)}; expected errors after which nothing was done",
                 "A timeout after the request was sent is retried, too: a mail is sent twice, or a"
                 " card is charged twice.",
                 Fix(text="Name the errors, or use a classifier (celery_sqs_backoff.classifiers)."),
@@ -583,8 +584,8 @@ def _store_unusable(facts: ProjectFacts) -> Iterator[Report]:
 
     Guards, steps, locks and workflows need the store. A worker checks the store at its start. The
     worker ends if the settings are wrong, or if the store lacks a table or a permission. If the
-    store does not answer, the worker waits for it. To check the store, the doctor adds, reads,
-    changes and deletes a record, except with --offline.
+    store does not answer, the worker starts, and retries the tasks that need the store. To check
+    the store, the doctor adds, reads, changes and deletes a record, except with --offline.
     """
     app = facts.app
     if app.store_fault is not None:
@@ -593,7 +594,7 @@ def _store_unusable(facts: ProjectFacts) -> Iterator[Report]:
         yield (
             _STORE,
             app.store_failure,
-            "Tasks with a guard, a step or a lock back off until the store can be used.",
+            "Tasks with a guard, a step or a lock are retried until the store can be used.",
             Fix(text="Check its address, its table and the rights of its user."),
         )
     for task in facts.covered:
@@ -610,7 +611,7 @@ def _store_unusable(facts: ProjectFacts) -> Iterator[Report]:
 def _store_forgeable(facts: ProjectFacts) -> Iterator[Report]:
     """Records on the store are not signed.
 
-    Without a secret, any other user who can write to the store can mark work as done.
+    Without a secret, another user who can write to the store can mark work as done.
     """
     if facts.app.store_forgeable is not None:
         yield (
@@ -625,7 +626,7 @@ def _store_forgeable(facts: ProjectFacts) -> Iterator[Report]:
 def _store_evicts(facts: ProjectFacts) -> Iterator[Report]:
     """The store drops records when it is full.
 
-    Each record has an expiry time, so volatile-* policies drop records, too.
+    Each record has an expiry time, so Redis drops records with a volatile-* policy, too.
     https://redis.io/docs/latest/develop/reference/eviction/
     """
     if facts.app.store_eviction is not None:
@@ -635,8 +636,8 @@ def _store_evicts(facts: ProjectFacts) -> Iterator[Report]:
             "A full store drops records of guards, locks and steps that are in use. Then work is"
             " done twice.",
             Fix(
-                text="Set maxmemory-policy noeviction, if necessary on a server of its own. When"
-                " that server is full, tasks back off."
+                text="Set maxmemory-policy noeviction, if necessary on a separate server. When that"
+                " server is full, tasks are retried."
             ),
         )
 
@@ -662,7 +663,7 @@ def examine(
         live: whether to apply the rules that need facts from SQS or a store.
     """
     found = {
-        finding: None  # removes duplicates: several queues may share a dead-letter queue
+        finding: None  # a dict removes duplicates: several queues may share a dead-letter queue
         for rule in select_rules(live=live)
         for finding in rule.findings(facts)
         if finding.id not in ignore and f"{finding.id}:{finding.subject}" not in ignore
