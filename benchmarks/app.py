@@ -1,4 +1,4 @@
-"""The Celery app that a measured worker runs; all of it comes from the environment."""
+"""The Celery app of a measured worker. Its settings come from the environment."""
 
 from __future__ import annotations
 

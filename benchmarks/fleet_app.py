@@ -1,4 +1,4 @@
-"""The Celery app of a worker in a scene of ``benchmarks.fleet``: tasks that call a provider."""
+"""The Celery app of the workers of ``benchmarks.fleet``. Its tasks call a provider."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def mail(number: int) -> None:
 
 @app.task(base=SQSBackoffTask, provider=Provider("other"))
 def other(sent_at: float) -> None:
-    """Call another provider, which is well; tell when that began."""
+    """Call another provider, which is up, and tell it how long the task has waited."""
     requests.post(f"{SETTINGS['url']}/other?{time.time() - sent_at}", timeout=30)

@@ -1,4 +1,4 @@
-"""Fills a queue with task messages, exactly as Celery writes them, ten in a call."""
+"""Fill a queue with messages of a task, exactly as Celery writes them, ten per call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fill", "fill_redis", "redis_is_empty", "take"]
 
-#: A database of its own; it is emptied.
+#: The Redis database of the benchmarks. ``fill_redis`` empties it.
 _REDIS_DB = 12
 _REDIS_QUEUE = "bench"
 
@@ -32,7 +32,8 @@ def fill(
 ) -> None:
     """Put ``count`` calls of a task without arguments on a queue.
 
-    The queue must be empty and without a consumer, unless there is a sample (:func:`take`).
+    Pass a ``sample`` from :func:`take`. Otherwise this function takes one itself, which needs an
+    empty queue without a consumer.
     """
     bodies = list(_bodies(sample or take(client, queue_url, task_name), count))
     for start in range(0, count, 10):
@@ -45,7 +46,7 @@ def fill(
 
 
 def fill_redis(task_name: str, count: int) -> str:
-    """Do the same on Redis, and return the broker's URL with the queue's name."""
+    """Fill a queue on Redis, and return the broker's URL with the queue's name."""
     database = redis.Redis(db=_REDIS_DB)
     database.flushdb()
     url = f"redis://127.0.0.1:6379/{_REDIS_DB}"
@@ -67,7 +68,7 @@ def redis_is_empty() -> bool:
 
 
 def take(client: SQSClient, queue_url: str, task_name: str) -> tuple[str, str]:
-    """Let Celery send one message, take it off the queue, and return (task id, decoded body)."""
+    """Let Celery send one message, and take it off the queue. Return its task ID and its body."""
     with Celery("load", set_as_current=False) as app:
         name = queue_url.rpartition("/")[2]
         app.conf.update(

@@ -1,8 +1,8 @@
-"""For how long do SQS calls keep the worker's event loop from its other work?
+"""Measure how long calls to SQS block the worker's event loop.
 
-While the loop is blocked nothing is received, no finished process gets its next task, and no time
-limit fires. Each SQS call takes 300 ms here, as on a bad day; a probe in the worker measures how
-late the loop runs it.
+While the loop is blocked, the worker receives nothing, gives a free process no task, and ends no
+task at its time limit. In this benchmark each call to SQS takes 300 ms, as on a bad day. A probe in
+the worker measures how late the loop calls it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCENARIOS = {
 
 
 def show(*, tasks: int = 30) -> None:
-    """Measure and print."""
+    """Measure, and print the longest blockage for each kind of task."""
     click.echo(
         f"Event loop with {LATENCY_MS} ms added to each SQS call (a blockage is"
         f" {loop_probe.THRESHOLD_SECONDS * 1000:.0f} ms or more):"
@@ -48,7 +48,9 @@ def show(*, tasks: int = 30) -> None:
 
 
 @click.command(help=__doc__)
-@click.option("--tasks", default=30, show_default=True, type=click.IntRange(10))
+@click.option(
+    "--tasks", default=30, show_default=True, type=click.IntRange(10), help="Tasks of each kind."
+)
 def main(*, tasks: int) -> None:
     show(tasks=tasks)
 

@@ -1,4 +1,4 @@
-"""One measurement: a real worker empties a full queue, and each of its calls to SQS is counted."""
+"""Measure how a real worker empties a full queue, and count its calls to SQS."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["Bench", "Run", "Setup", "bench"]
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The setup of a measurement. ``failures``: of each task, before it succeeds."""
+    """The setup of a measurement. Each task fails ``failures`` times before it succeeds."""
 
     scenario: str
     tasks: int
@@ -55,10 +55,11 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The figures. Times are seconds from the first execution on.
+    """The figures of a measurement. Times are seconds since the first execution.
 
-    ``seconds``: to the last execution. ``settled_seconds``: to when the queue was seen empty, which
-    is looked for every 50 ms; a worker that deletes behind the executions must not run away.
+    ``seconds`` is the time of the last execution. ``settled_seconds`` is the time at which the
+    queue was empty. The benchmark looks every 50 ms. A worker deletes messages after the
+    executions, so the second time shows whether it falls behind.
     """
 
     executions: int
@@ -66,7 +67,7 @@ class Run:
     settled_seconds: float
     calls: Mapping[str, Count]
     blockages: list[float]
-    #: Of the worker's main process, per execution, from when it was ready.
+    #: CPU time of the worker's main process per execution, counted from when the worker was ready.
     main_cpu_seconds: float
 
     @property
@@ -76,11 +77,11 @@ class Run:
 
     @property
     def settled_rate(self) -> float:
-        """Executions per second, their deletion or delay known to SQS."""
+        """Executions per second, counted until SQS has deleted all messages."""
         return self.executions / self.settled_seconds
 
     def calls_per_execution(self, *actions: str) -> float:
-        """Return the calls of these actions, single or batch, or of all actions."""
+        """Return the calls per execution of these actions, single or batch, or of all actions."""
         wanted = [
             count.calls
             for action, count in self.calls.items()
@@ -90,7 +91,7 @@ class Run:
 
 
 class Bench:
-    """A server with a counting proxy in front of it. Workers talk to the proxy, we do not."""
+    """An SQS server behind a proxy that counts calls. Only the workers call through the proxy."""
 
     def __init__(self, client: SQSClient, proxy: FaultProxy, directory: Path) -> None:
         self._client = client
@@ -105,12 +106,12 @@ class Bench:
         timeout: float = 120,
         look: Callable[[int], object] = lambda pid: None,
     ) -> Run:
-        """Fill a new queue, let a new worker empty it.
+        """Fill a new queue, let a new worker empty it, and return the figures.
 
         Args:
-            setup: what is measured.
-            timeout: seconds.
-            look: called with the main process's id when the worker is ready, and at the end.
+            setup: the tasks and the settings of the worker.
+            timeout: the worker must empty the queue within these seconds.
+            look: called with the pid of the main process when the worker is ready, and at the end.
 
         Raises:
             AssertionError: the queue was not empty in time, or a task ran too often or too seldom.
@@ -159,7 +160,7 @@ class Bench:
             cpu = cpu_seconds(running.pid) - cpu_before
             look(running.pid)
             calls = self._proxy.counts()
-            running.kill()  # it is idle; a warm shutdown would wait for its last long poll
+            running.kill()  # the worker is idle. A stop would wait for the end of its long poll
         times = sorted(float(t) for file in records.iterdir() for t in file.read_text().split())
         assert len(times) == setup.executions, f"{setup}: {len(times)} executions"
         return Run(
@@ -180,7 +181,7 @@ class Bench:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used, its children's not included."""
+    """Return the CPU time that a process has used, without that of its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

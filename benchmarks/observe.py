@@ -1,8 +1,8 @@
-"""How much CPU does watching a worker cost per task, with all adapters on?
+"""Measure how much CPU time the observers of a worker take for each task.
 
-The events of tasks that succeed go through every adapter: log lines, signals, what waits, status
-and Prometheus. That time is compared with the CPU time that a real worker takes for a no-op task,
-in its main process and in its pool.
+The benchmark sends the events of tasks that succeed to all observers: log lines, signals, status
+and Prometheus. It compares their CPU time with the CPU time that a real worker takes for an empty
+task, in its main process and in its pool.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .measure import Setup, bench, cpu_seconds
 
 __all__ = ["main", "microseconds_per_task", "worker_microseconds"]
 
-#: Messages of one receive, and of one delete.
+#: The number of messages of one receive, and of one delete.
 _BATCH = 10
 
 _LATENCY_MS = 10
 
 
 def _tasks(number: int) -> Iterator[WorkerEvent]:
-    """What a worker emits for tasks that succeed at their first run."""
+    """Yield the events of a worker for tasks that succeed at their first run."""
     of_task: dict[str, Any] = {"queue": "mails", "task": "shop.send_mail"}
     for start in range(0, number, _BATCH):
         ids = tuple(f"message-{start + n}" for n in range(_BATCH))
@@ -52,7 +52,7 @@ def _observed() -> Events:
 
 
 def microseconds_per_task(*, tasks: int, repetitions: int) -> list[float]:
-    """CPU time of all adapters, without that of making the events."""
+    """Return the CPU time of all observers per task, one figure for each repetition."""
     prepared = list(_tasks(tasks))
     emit: Callable[[WorkerEvent], None] = _observed().emit
     found = []
@@ -62,7 +62,7 @@ def microseconds_per_task(*, tasks: int, repetitions: int) -> list[float]:
             for event in prepared:
                 emit(event)
             found.append((time.process_time() - started) / tasks * 1e6)
-    return found[1:]  # the first has made the labels
+    return found[1:]  # the first repetition has also created Prometheus's labels
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def _without_collector() -> Iterator[None]:
 
 
 def worker_microseconds(tasks: int) -> tuple[float, float]:
-    """CPU time per no-op task of a real worker: its main process, and with its pool."""
+    """Return the CPU time of a real worker per empty task: of the main process, and in total."""
     pool: list[float] = []
 
     def look(pid: int) -> None:
@@ -97,15 +97,18 @@ def _children(pid: int) -> list[int]:
 @click.option("--tasks", default=4000, show_default=True, type=click.IntRange(100))
 @click.option("--repetitions", default=15, show_default=True, type=click.IntRange(1))
 def main(*, tasks: int, repetitions: int) -> None:
-    """Measure and print."""
+    """Measure, and print the cost of the observers."""
     click.echo(f"load average: {', '.join(f'{load:.2f}' for load in os.getloadavg())}")
     main_cpu, all_cpu = worker_microseconds(tasks)
-    click.echo(f"a worker's CPU per no-op task: {all_cpu:.0f} µs, {main_cpu:.0f} of them in main")
+    click.echo(
+        f"a worker's CPU time per empty task: {all_cpu:.0f} µs, {main_cpu:.0f} of them in its main"
+        " process"
+    )
     found = microseconds_per_task(tasks=tasks, repetitions=repetitions)
     cost = median(found)
     click.echo(
-        f"all adapters: {cost:.1f} µs per task ({min(found):.1f}..{max(found):.1f}):"
-        f" {cost / all_cpu:.1%} of a no-op task, {cost / main_cpu:.1%} of its part in main"
+        f"all observers: {cost:.1f} µs per task ({min(found):.1f}..{max(found):.1f}), which is"
+        f" {cost / all_cpu:.1%} of the whole and {cost / main_cpu:.1%} of the main process"
     )
 
 

@@ -1,8 +1,8 @@
-"""How much CPU does our base class cost a task that succeeds, in the process that runs it?
+"""Measure how much CPU time our base class costs a task that succeeds, in the pool process.
 
-Celery's own tracer runs the same empty task with a request as the worker hands it over, as a plain
-task and as an ``SQSBackoffTask``, in turns. The difference is ours; receiving, pickling and
-deleting are not in it.
+Celery's own tracer runs the same empty task in turns as a plain task and as an ``SQSBackoffTask``,
+with the request that a worker would pass. The difference is the cost of our class. It does not
+include the work of the main process, which receives and deletes the message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ QUEUE_URL = "https://sqs.us-east-1.amazonaws.com/123456789012/mail"
 
 
 def _request(app: Celery, task: Task, task_id: str) -> dict[str, Any]:
-    """Return a request as it reaches the pool process, with Celery's, kombu's and our headers."""
+    """Return the request that the pool process would get, with all headers."""
     message = app.amqp.as_task_v2(task_id, task.name, (7, "welcome"), {}, ignore_result=True)
     now = time.time()
     delivery = Delivery(
@@ -63,12 +63,13 @@ def _request(app: Celery, task: Task, task_id: str) -> dict[str, Any]:
 
 
 def _tracer(app: Celery, base: type[Task]) -> Callable[[int], float]:
-    """Return a function that runs the task a number of times and returns seconds of CPU per run."""
+    """Return a function that runs the task this often, and returns the CPU seconds per run."""
 
     @app.task(base=base, bind=True, name=f"overhead.{base.__name__}", acks_late=True)
     def send_email(self: Task, customer_id: int, template: str) -> None: ...
 
-    send_email.__trace__ = build_tracer(send_email.name, send_email, app=app)  # as a worker does
+    # A worker makes the tracer in the same way.
+    send_email.__trace__ = build_tracer(send_email.name, send_email, app=app)
     trace = send_email.__trace__
     task_id = str(uuid4())
     request = _request(app, send_email, task_id)
@@ -84,7 +85,7 @@ def _tracer(app: Celery, base: type[Task]) -> Callable[[int], float]:
 
 
 def measure(*, repetitions: int = 15, runs: int = 3000) -> tuple[list[float], list[float]]:
-    """Seconds per run of the plain task and of ours, one pair per repetition."""
+    """Return the CPU seconds per run of the plain task and of ours, with a pair per repetition."""
     app = Celery("overhead", set_as_current=False)
     app.conf.update(broker_url="memory://", task_ignore_result=True)
     plain, ours = _tracer(app, Task), _tracer(app, SQSBackoffTask)
@@ -104,7 +105,7 @@ def measure(*, repetitions: int = 15, runs: int = 3000) -> tuple[list[float], li
 
 
 def show(*, repetitions: int = 15, runs: int = 3000) -> None:
-    """Measure and print."""
+    """Measure, and print the CPU times and their ratio."""
     click.echo("CPU time of an empty task that succeeds, in the pool process:")
     plain, ours = measure(repetitions=repetitions, runs=runs)
     ratios = [b / a for a, b in zip(plain, ours, strict=True)]
@@ -118,7 +119,9 @@ def show(*, repetitions: int = 15, runs: int = 3000) -> None:
 
 @click.command(help=__doc__)
 @click.option("--repetitions", default=15, show_default=True, type=click.IntRange(1))
-@click.option("--runs", default=3000, show_default=True, type=click.IntRange(1), help="In each.")
+@click.option(
+    "--runs", default=3000, show_default=True, type=click.IntRange(1), help="Runs per repetition."
+)
 def main(*, repetitions: int, runs: int) -> None:
     show(repetitions=repetitions, runs=runs)
 

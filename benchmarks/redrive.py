@@ -1,10 +1,11 @@
-"""How fast is a redrive, what does it cost in calls, how exact is its rate, and how much memory?
+"""Measure the speed of a redrive, its number of calls, its rate and its memory.
 
     python -m benchmarks.redrive
 
-Each measurement moves messages of a new queue on a local SQS (ministack) behind a proxy that adds
-a latency to each call. The plain loop is the usual one with boto3: receive ten, send a batch,
-delete a batch, one thread. Both run in turns, and in processes of their own.
+Each measurement moves the messages of a new queue on a local SQS (ministack), behind a proxy that
+adds a latency to each call. A redrive is compared with a plain loop, which uses boto3 in one
+thread: it receives ten messages, sends them as a batch and deletes them as a batch. Both run in
+turns, each in a new process.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ OUTPUT = Path("demo-output", "bench-redrive.json")
 
 
 def plain_loop(client: SQSClient, queue: LocalQueue) -> int:
-    """Run the plain loop, to compare with."""
+    """Move all dead letters with a plain loop, and return their number."""
     assert queue.dlq is not None
     moved = 0
     while batch := client.receive_message(QueueUrl=queue.dlq.url, MaxNumberOfMessages=10).get(
@@ -70,7 +71,7 @@ def plain_loop(client: SQSClient, queue: LocalQueue) -> int:
 
 
 def move(kind: str, endpoint: str, name: str, url: str, dlq: str, rate: str) -> None:
-    """Move all messages, and print the figures. Runs in a process of its own."""
+    """Move all messages, and print the figures. The benchmark calls this in a new process."""
     queue = LocalQueue(name=name, url=url, arn="", dlq=LocalQueue(name=dlq, url=dlq, arn=""))
     began = time.perf_counter()
     if kind == "plain":
@@ -99,16 +100,20 @@ def _status(field: str) -> int:
 
 
 def memory(messages: str) -> None:
-    """Run the engine, with a journal, on a queue that takes no memory. Runs in its own process.
+    """Redrive a queue that needs no memory itself, and print how much memory the redrive needs.
 
-    (Local servers look through their whole queue for each receive: 100,000 messages take hours.)
+    The benchmark calls this in a new process. A local server would need hours for 100,000 messages,
+    because it looks through its whole queue at each receive.
     """
     report, _, _ = _move_endless(int(messages))
     print(json.dumps({"moved": report.sent, "peak_kib": _status("VmHWM")}))
 
 
 def filtered(messages: str, every: str, latency: str) -> None:
-    """Run a filter that matches one message of all. Runs in a process of its own."""
+    """Redrive only the messages of a rare task, and print the figures.
+
+    One message in ``every`` messages has this task. The benchmark calls this in a new process.
+    """
     report, queue, seconds = _move_endless(
         int(messages), every=int(every), latency=float(latency), task="shop.rare"
     )
@@ -140,8 +145,11 @@ def _move_endless(
 
 
 class _Endless:
-    """A boto3 client for a queue that makes its messages as they are received, and for one that
-    takes everything. A message that is not deleted in time is shown again."""
+    """Stands for a boto3 client, and for the two queues of a redrive.
+
+    The source makes a message when it is received, and delivers it again if it is not deleted in
+    time. The destination accepts all messages and forgets them.
+    """
 
     def __init__(self, messages: int, every: int, latency: float) -> None:
         self._numbers = iter(range(messages))
@@ -221,7 +229,7 @@ class _Endless:
 
 
 def run_child(*arguments: str) -> dict[str, Any]:
-    """Run a function of this module in a process of its own, and return its output."""
+    """Run a function of this module in a new process, and return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.redrive", *arguments],
         check=True,
@@ -233,7 +241,7 @@ def run_child(*arguments: str) -> dict[str, Any]:
 
 
 class Bench:
-    """A server with a proxy in front of it."""
+    """An SQS server behind a proxy that counts calls and adds latency."""
 
     def __init__(self, client: SQSClient, proxy: FaultProxy) -> None:
         self._client = client
@@ -278,11 +286,24 @@ def spread(values: Sequence[float], digits: int = 0) -> str:
 
 
 @click.command()
-@click.option("--rounds", default=3, show_default=True, help="Of plain loop and redrive, in turns.")
-@click.option("--messages", default=3_000, show_default=True, help="In each round.")
-@click.option("--seconds", default=30, show_default=True, help="Of the measurement of the rate.")
-@click.option("--large", default=200_000, show_default=True, help="0: no measurement of memory.")
-@click.option("--filtered", "sieve", default=20_000, show_default=True, help="0: no filter.")
+@click.option("--rounds", default=3, show_default=True, help="Rounds of plain loop and redrive.")
+@click.option("--messages", default=3_000, show_default=True, help="Messages in each round.")
+@click.option(
+    "--seconds", default=30, show_default=True, help="Time to measure each rate; 0 leaves it out."
+)
+@click.option(
+    "--large",
+    default=200_000,
+    show_default=True,
+    help="Messages to measure the memory with; 0 leaves it out.",
+)
+@click.option(
+    "--filtered",
+    "sieve",
+    default=20_000,
+    show_default=True,
+    help="Messages to measure a filter with; 0 leaves it out.",
+)
 def main(rounds: int, messages: int, seconds: int, large: int, sieve: int) -> None:
     """Measure, print, and write the figures to demo-output/bench-redrive.json."""
     found: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count()}
@@ -300,7 +321,7 @@ def main(rounds: int, messages: int, seconds: int, large: int, sieve: int) -> No
         print(f"at {LATENCY_MS} ms per call, {rounds} rounds, median [least, most]:")
         print(f"  plain loop   {spread(speeds['plain'])} messages/s")
         print(f"  redrive      {spread(speeds['redrive'])} messages/s, {ratio:.1f} times as fast")
-        print(f"  calls        {spread(calls, 4)} per message, of {messages}; the floor is 0.30")
+        print(f"  calls        {spread(calls, 4)} per message, of {messages}; 0.30 is the least")
         found |= {"speeds": speeds, "ratio": ratio, "calls_per_message": calls}
         if seconds:
             found["rates"] = [rate_kept(bench, per_second, seconds) for per_second in (10, 50, 200)]
@@ -315,8 +336,9 @@ def main(rounds: int, messages: int, seconds: int, large: int, sieve: int) -> No
         done = found["filtered"] = run_child("filtered", str(sieve), "1000", "0.12")
         assert done["sent"] == sieve // 1000, done
         print(
-            f"  filter       all {done['sent']} of {sieve} found and sent at 120 ms per call, in"
-            f" {done['seconds']:.0f} s, {done['calls_per_message']:.3f} calls per message looked at"
+            f"  filter       {done['sent']} of {sieve} messages found and sent in"
+            f" {done['seconds']:.0f} s at 120 ms per call, with {done['calls_per_message']:.3f}"
+            " calls per message looked at"
         )
     OUTPUT.parent.mkdir(exist_ok=True)
     OUTPUT.write_text(json.dumps(found, indent=1))
@@ -324,7 +346,7 @@ def main(rounds: int, messages: int, seconds: int, large: int, sieve: int) -> No
 
 
 def rate_kept(bench: Bench, per_second: int, seconds: int) -> dict[str, float]:
-    """Return the ratio of the rate to the wanted one, and the most messages of any one second."""
+    """Redrive at a rate. Return the rate that was kept, and the most messages in any second."""
     run = bench.run("redrive", per_second * seconds, rate=f"{per_second}/s")
     times = run["sent_at"]
     rate = (len(times) - 1) / (times[-1] - times[0])

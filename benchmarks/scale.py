@@ -1,8 +1,13 @@
-"""Measure a worker with many queues, and with many greenlets, on a fast local SQS.
+"""Measure a worker with many queues, greenlets or messages, on a fast local SQS.
 
-``busy``: tasks on one of several queues. ``quiet``: from a send to the start of its task, on many
-queues that are empty otherwise; and CPU and memory of the main process per queue. ``gevent``: short
-waits in 200 greenlets, and how long the worker takes to stop. ``idle``: calls of an idle worker.
+\b
+busy    tasks per second on one of 15 queues
+quiet   time from a send to the start of the task on one of 50 empty queues,
+        and CPU time and memory of the main process per queue
+gevent  tasks per second in 200 greenlets, and the time of a stop
+idle    calls to SQS and CPU time of an idle worker
+held    CPU time and calls to hold 25,000 messages
+memory  memory of the main process during 100,000 tasks
 """
 
 from __future__ import annotations
@@ -42,7 +47,7 @@ SLEEP_SECONDS = 0.2
 
 
 class Scale:
-    """A server, and workers on many of its queues."""
+    """An SQS server with many queues, and workers on them."""
 
     def __init__(self, client: SQSClient, directory: Path) -> None:
         self._client = client
@@ -178,7 +183,7 @@ def held(scale: Scale) -> str:
                 return proxy.counts()["ReceiveMessage"].messages >= tasks
 
             eventually(all_received, timeout=240, interval=0.5)
-            time.sleep(2)  # what was received is taken on
+            time.sleep(2)  # until the worker has taken what it has received
             proxy.reset()
             before = cpu_seconds(running.pid)
             time.sleep(seconds)
@@ -193,7 +198,7 @@ def held(scale: Scale) -> str:
 
 
 def memory(scale: Scale) -> str:
-    """Measure the main process while it runs very many tasks."""
+    """Measure how the memory of the main process grows while the worker runs many tasks."""
     tasks, at_once = 100_000, 10_000
     [queue] = scale.queues(1)
     grown = []
@@ -218,7 +223,7 @@ SCENARIOS: Mapping[str, Callable[[Scale], str]] = {
 
 
 def _cost(running: Worker) -> tuple[float, float]:
-    """CPU seconds and resident MB of a main process that has started."""
+    """Return the CPU seconds and the resident MB of a worker's main process."""
     time.sleep(2)
     pages = int(Path(f"/proc/{running.pid}/statm").read_text().split()[1])
     return cpu_seconds(running.pid), pages * os.sysconf("SC_PAGE_SIZE") / 1e6
@@ -228,7 +233,7 @@ def _cost(running: Worker) -> tuple[float, float]:
 @click.argument("scenarios", nargs=-1, type=click.Choice(sorted(SCENARIOS)))
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(1))
 def main(*, scenarios: tuple[str, ...], rounds: int) -> None:
-    """Measure and print, a line per round."""
+    """Measure, and print a line per round."""
     with tempfile.TemporaryDirectory(prefix="scale-") as directory, ministack() as endpoint:
         scale = Scale(sqs_client(endpoint), Path(directory))
         for name in scenarios or tuple(SCENARIOS):

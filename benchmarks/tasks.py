@@ -1,4 +1,7 @@
-"""The task that is measured, once per mechanism: a no-op that notes when it ran, and may fail."""
+"""The task that the benchmarks measure, one version for each mechanism of retries.
+
+The task notes when it ran, and may fail. It does nothing else.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ __all__ = ["RECORD_BYTES", "SCENARIOS", "TASK_NAME"]
 
 TASK_NAME = "benchmarks.noop"
 
-#: Seconds that every retry waits, in every scenario. SQS has no shorter delay.
+#: The delay of each retry in all scenarios. SQS has no shorter delay.
 RETRY_DELAY_SECONDS = 1
 
-#: How many executions of each task fail, in the scenarios that retry.
+#: How many executions of each task fail in the scenarios with retries.
 FAILURES = int(os.environ.get("BENCH_FAILURES", "0"))
 
 _RECORD = b"%020.6f\n"
@@ -38,7 +41,7 @@ def _record_file(pid: int) -> int:
 
 
 def _ran() -> None:
-    # CLOCK_MONOTONIC is one clock for all processes of the machine.
+    # All processes of a machine share the clock CLOCK_MONOTONIC.
     os.write(_record_file(os.getpid()), _RECORD % time.monotonic())
 
 
@@ -52,14 +55,14 @@ def _sleep(self: Any) -> None:
 
 
 def _fail_first(self: Any) -> None:
-    """Fail first, for mechanisms that count their retries in ``request.retries``."""
+    """Fail in the first executions, as ``request.retries`` counts them."""
     _ran()
     if self.request.retries < FAILURES:
         raise Failing
 
 
 def _fail_first_receives(self: Any) -> None:
-    """Fail first, for kombu's policy, which leaves ``request.retries`` at 0."""
+    """Fail in the first executions, as SQS counts receives. kombu does not count its retries."""
     _ran()
     message = self.request.properties["delivery_info"]["sqs_message"]
     if int(message["Attributes"]["ApproximateReceiveCount"]) <= FAILURES:
@@ -116,7 +119,7 @@ def _ours_retry(app: Celery) -> None:
     )
 
 
-#: Each puts the task on an app.
+#: The functions that add the task to an app, by scenario.
 SCENARIOS: dict[str, Callable[[Celery], None]] = {
     "stock": _stock,
     "redis": _stock,

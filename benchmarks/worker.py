@@ -1,7 +1,7 @@
-"""Compare our worker with stock Celery's on SQS, in speed and in calls per execution.
+"""Compare our worker with stock Celery on SQS, in speed and in calls per execution.
 
-All mechanisms are measured in one run and in turns, so that whatever else the machine does falls
-on all of them. Rates are medians over the rounds, with the range in brackets. Then come the CPU
+The benchmark measures all mechanisms in turns, so that other load on the machine slows all of them.
+Rates are medians over the rounds, with the range in brackets. After the tables it shows the CPU
 time per task (``benchmarks.overhead``) and the event loop (``benchmarks.loop_lag``).
 """
 
@@ -36,8 +36,8 @@ OUTPUT = Path("demo-output", "bench-worker.json")
 class Row:
     """A line of the table.
 
-    ``tasks``: the faster setup gets more, so that the start and, where tasks are retried, the wait
-    of a second are a small part of what is measured.
+    A faster setup gets more ``tasks``. So the start of the worker, and the second before a retry,
+    are a small part of the measured time.
     """
 
     title: str
@@ -45,7 +45,8 @@ class Row:
     tasks: int
     failures: int = 0
     against: str = "stock"
-    #: kombu's default is 1: a pause whenever the prefetch window is full. 0 is stock at its best.
+    #: kombu's default is 1, which is a pause whenever the prefetch window is full. With 0, stock
+    #: Celery is fastest.
     polling_interval_seconds: float = 0
 
 
@@ -129,7 +130,7 @@ def _measure(
 
 
 def _ratios(runs: dict[Row, list[Run]], row: Row) -> Spread:
-    """Rates against the stock of the same round."""
+    """Return the ratios of a row's rates to those of stock Celery in the same round."""
     [stock] = [r for r in runs if r.scenario == row.against and not r.polling_interval_seconds]
     return Spread.of([a.rate / b.rate for a, b in zip(runs[row], runs[stock], strict=True)])
 
@@ -156,7 +157,7 @@ def _table(multiplier: int, runs: dict[Row, list[Run]]) -> Table:
 
 
 def _report(measured: dict[int, dict[Row, list[Run]]]) -> dict[str, Any]:
-    """Return the content of the JSON file, with each measurement, round by round."""
+    """Return the content of the JSON file, with the measurements of each round."""
     return {
         "latency_ms": LATENCY_MS,
         "pool": "prefork, 2 processes",
@@ -196,9 +197,9 @@ def _report(measured: dict[int, dict[Row, list[Run]]]) -> dict[str, Any]:
 
 @click.command(help=__doc__)
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(1))
-@click.option("--quick", is_flag=True, help="One round with few tasks: does it run?")
+@click.option("--quick", is_flag=True, help="Only try whether it runs: one round with few tasks.")
 def main(*, rounds: int, quick: bool) -> None:
-    """Measure, print the tables, write the JSON."""
+    """Measure, print the tables, and write the JSON file."""
     divide = 1
     if quick:
         rounds, divide = 1, 50
@@ -212,12 +213,12 @@ def main(*, rounds: int, quick: bool) -> None:
                 server, rounds=rounds, divide=divide, multiplier=multiplier, console=progress
             )
     console.print(
-        f"No-op tasks, acks_late, 2 prefork processes, {LATENCY_MS} ms added to each SQS call."
-        f" Median of {rounds} round(s), with the range; x stock is the ratio within a round."
-        " main CPU: ms of the worker's main process per execution. The columns from receive on are"
-        " SQS calls per execution. Redis: stock Celery, no latency added. polling_interval=0, the"
-        " best we found for stock, where not said otherwise; retries come after 1 s, SQS's shortest"
-        " delay."
+        f"Empty tasks, acks_late, 2 prefork processes, {LATENCY_MS} ms added to each SQS call."
+        f" Medians of {rounds} round(s), with the range. x stock is the ratio within a round. main"
+        " CPU is CPU time of the worker's main process, in ms per execution. The columns from"
+        " receive on are SQS calls per execution. On Redis, calls have no added latency. Unless a"
+        " row says otherwise, polling_interval is 0, which is best for stock Celery. Retries come"
+        " after 1 s, which is SQS's shortest delay."
     )
     for multiplier, runs in measured.items():
         console.print(_table(multiplier, runs))
