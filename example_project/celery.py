@@ -1,4 +1,4 @@
-"""The Celery app of the project, as in any Django project: all its settings are Django's."""
+"""The Celery app of the project. As usual in Django, its settings are in ``settings.py``."""
 
 import os
 

@@ -27,13 +27,14 @@ from .services import SQS, MailProvider
 
 POLICIES = ("autoretry", "full-jitter", "provider")
 
-#: The demo waits for stock Celery this long at most, once our two runs are done.
+#: The demo waits for stock Celery's run until this time after the start, unless our two runs take
+#: longer.
 PATIENCE_SECONDS = 85
 
 #: The demo ends itself after this long, whatever happens.
 DEADLINE_SECONDS = 240
 
-EXIT_FAILED = 1  # a mail was lost, sent twice or given up; or the demo could not go on
+EXIT_FAILED = 1  # a mail was lost, sent twice or given up, or the demo could not go on
 EXIT_INTERRUPTED = 130
 
 
@@ -54,13 +55,13 @@ def main(arguments: list[str] | None = None) -> int:
             }
             options.json.write_text(json.dumps(summary, indent=2) + "\n")
     except KeyboardInterrupt:
-        console.print("Interrupted; everything that was started has been stopped.")
+        console.print("Interrupted. All programs that the demo has started are stopped.")
         return EXIT_INTERRUPTED
     except (DemoError, OSError, BotoCoreError, ClientError) as exc:
-        # It may not write where it is told to, or one of the services has gone.
+        # For example, the demo may not write into the directory, or a service has ended.
         console.print(f"The demo failed: {exc}", style="red", markup=False)
         return EXIT_FAILED
-    # Stock Celery's run need not be clean.
+    # The run of stock Celery may lose mails or send them twice.
     ours = [replay, *(result for result in results if result.policy != "autoretry")]
     if is_clean := all(one.is_clean for one in ours):
         console.print("With this package each mail was sent once.")
@@ -73,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(plan: Plan, console: Console, picture: Path, *, logs: Path) -> tuple[list[Result], Replay]:
-    """Play the story once per policy, side by side, then the redrive, and show the figures."""
+    """Play the outage with all three workers, then the redrive, and show the figures."""
     console.print(
         f"{plan.mails:,} mails are queued on SQS while the mail provider is down. Three Celery"
         " workers try to send them: with Celery's autoretry_for, with full jitter, and with full"
@@ -82,8 +83,10 @@ def run(plan: Plan, console: Console, picture: Path, *, logs: Path) -> tuple[lis
     )
     with (
         tempfile.TemporaryDirectory() as temporary,
-        Programs(logs, stop_with=SIGKILL) as services,  # they have no state
-        Programs(logs) as workers,  # stopped first: they tell SQS what became of their messages
+        # The services can be killed, because they have no state. The workers end before them, and
+        # still need SQS to settle their messages.
+        Programs(logs, stop_with=SIGKILL) as services,
+        Programs(logs) as workers,
     ):
         with console.status("Starting a local SQS, three mail providers and three workers"):
             scenes = _set_up(services, workers, plan, Path(temporary))
@@ -104,7 +107,7 @@ def run(plan: Plan, console: Console, picture: Path, *, logs: Path) -> tuple[lis
 
 
 def _replay(scene: Scene, programs: Programs, plan: Plan, console: Console) -> Replay:
-    """Make dead letters by a revoked API key, and put them back once it is repaired."""
+    """Make dead letters with a revoked API key, repair the key, and redrive the dead letters."""
 
     def show(command: str, output: str) -> None:
         console.print(f"\n$ {command}", style="bold", markup=False)
@@ -144,7 +147,7 @@ def _set_up(services: Programs, workers: Programs, plan: Plan, directory: Path) 
 
 
 def _report(results: list[Result], plan: Plan, picture: Path, console: Console) -> None:
-    from .picture import draw  # matplotlib takes a second to import; the mails come first
+    from .picture import draw  # imported late, because the import of matplotlib takes a second
 
     draw(results, plan, picture)
     console.print(result_table(results))
@@ -164,7 +167,7 @@ def _count(text: str) -> int:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m example_project.demo", description=__doc__)
-    parser.add_argument("--mails", type=_count, default=2000, help="how many; default 2,000")
+    parser.add_argument("--mails", type=_count, default=2000, help="number of mails; default 2,000")
     parser.add_argument("--quick", action="store_true", help="an outage of 5 s instead of 30")
     parser.add_argument(
         "--output",

@@ -23,7 +23,7 @@ TITLES = {
 
 
 class LiveView:
-    """Draws a table with one column per run from the latest snapshots."""
+    """Draws a table from the latest snapshots, with one column per run."""
 
     def __init__(self, console: Console, plan: Plan, policies: Sequence[str]) -> None:
         self._plan = plan

@@ -1,4 +1,4 @@
-"""Draw how the provider was called over time, one panel per run."""
+"""Draw the calls to the provider over time, with one panel per run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from .scene import Plan, Result
 
-#: Meaning and colour of each status. Colour-blind readers can tell the colours apart.
+#: The meaning and the colour of each status. Colour-blind readers can tell the colours apart.
 STATUSES = {
     503: ("503, provider down", "#999999"),
     429: ("429, too many calls", "#d55e00"),
@@ -29,7 +29,7 @@ TITLES = {
 
 
 def draw(results: Sequence[Result], plan: Plan, path: Path) -> None:
-    """Save a PNG with the calls per second of each run, the outage shaded."""
+    """Save a PNG with the calls per second of each run. The outage is shaded."""
     figure, panels = plt.subplots(
         len(results), sharex=True, sharey=True, figsize=(11, 9), layout="constrained"
     )
@@ -69,7 +69,7 @@ def _draw_run(panel: Axes, result: Result, plan: Plan) -> None:
         va="bottom",
         fontsize=10,
     )
-    # Bars of one second, one of which begins when the provider is back.
+    # Each bar is one second wide. One bar begins when the provider is back.
     last = max(when for when, _ in result.calls)
     edges = [back_at + second for second in range(-ceil(back_at), ceil(last - back_at) + 1)]
     panel.hist(

@@ -1,4 +1,4 @@
-"""Start the programs that the demo needs, and end all of them with it."""
+"""Start the programs that the demo needs, and end all of them when the demo ends."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message says why."""
+    """The demo cannot go on. The message says why."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A child process, and the file that its output goes to."""
+    """A child process, and the file with its output."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -47,7 +47,7 @@ class Program:
 
 
 class Programs:
-    """Child processes. Leaving the ``with`` block ends them all, however it is left."""
+    """Child processes. All of them end at the end of the ``with`` block, even after an error."""
 
     def __init__(self, logs: Path, *, stop_with: signal.Signals = signal.SIGTERM) -> None:
         self._logs = logs
@@ -70,8 +70,8 @@ class Programs:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # A session of its own: Ctrl-C reaches the demo alone, which then ends its children,
-                # and a worker can be killed together with its pool processes.
+                # In a session of its own, a child gets no Ctrl-C. The demo gets it, and ends its
+                # children. The demo can also kill a worker together with its pool processes.
                 start_new_session=True,
             )
             self._running.append(Program(name, process, log))
@@ -80,17 +80,25 @@ class Programs:
     def check(self) -> None:
         """Raise DemoError if a program has failed."""
         for program in self._running:
-            if program.process.poll():  # None = it runs, 0 = it has done its work
+            if program.process.poll():  # None if it is running, 0 if it has done its work
                 raise program.failure()
 
     def finish(self, program: Program) -> None:
-        """Wait until a program has done its work. Raises DemoError if it has failed."""
+        """Wait until a program has done its work.
+
+        Raises:
+            DemoError: the program has failed.
+        """
         if program.process.wait() != 0:
             raise program.failure()
         self._running.remove(program)
 
     def wait_for(self, condition: Callable[[], T], what: str, *, timeout: float = 30.0) -> T:
-        """Return the first true value of ``condition()``. Raises DemoError after ``timeout`` s."""
+        """Return the first true value of ``condition()``.
+
+        Raises:
+            DemoError: there is none within ``timeout`` seconds, or a program has failed.
+        """
         deadline = time.monotonic() + timeout
         while not (value := condition()):
             self.check()
@@ -100,7 +108,7 @@ class Programs:
         return value
 
     def stop(self) -> None:
-        """Ask all to end, and kill the remaining ones after STOP_TIMEOUT_SECONDS."""
+        """Signal all programs to end, and kill those that run after STOP_TIMEOUT_SECONDS."""
         with _signals_held_back():
             for program in self._running:
                 program.process.send_signal(self._stop_with)
@@ -116,7 +124,7 @@ class Programs:
 
 
 def end_on_signals(*, deadline_seconds: int | None = None) -> None:
-    """Turn SIGTERM, SIGHUP and the passing of the deadline into exceptions, as Ctrl-C is one."""
+    """Raise an exception at SIGTERM, SIGHUP and the deadline, as Python does at Ctrl-C."""
 
     def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -124,7 +132,7 @@ def end_on_signals(*, deadline_seconds: int | None = None) -> None:
     def too_late(number: int, frame: object) -> None:
         raise DemoError(f"not finished within {deadline_seconds} s")
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # off in a shell's background jobs
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGHUP, end)
     if deadline_seconds is not None:
@@ -134,7 +142,7 @@ def end_on_signals(*, deadline_seconds: int | None = None) -> None:
 
 @contextlib.contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Deliver signals that end the demo after the block, so that no child is left half started."""
+    """Deliver signals that end the demo only after the block, so that no child is half started."""
     held_back: list[int] = []
     handlers = {
         number: signal.signal(number, lambda number, frame: held_back.append(number))
@@ -150,7 +158,7 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    """Return our environment without variables that lead to a real AWS account, broker or proxy."""
+    """Return the environment without variables that name a real AWS account, broker or proxy."""
     ours = {
         name: value
         for name, value in os.environ.items()

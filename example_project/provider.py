@@ -1,9 +1,9 @@
-"""A mail provider on this machine that fails in the ways real ones do, and counts what reaches it.
+"""A fake mail provider on this machine. It fails as real providers do, and counts its calls.
 
-``python -m example_project.provider`` prints its two addresses as a line of JSON. Mails go to the
-first (``POST /mails`` with an ``id``). The second always answers: ``GET`` it for the counts (and
-``/calls`` and ``/sent`` for each call and mail), ``POST {"mode": "up"}`` to it to change how the
-provider behaves.
+``python -m example_project.provider`` prints two addresses as a line of JSON. The first takes
+mails: ``POST /mails`` with an ``id``. The second controls the provider, and always answers: ``GET
+/`` shows the counts, ``GET /calls`` each call and ``GET /sent`` each mail, and ``POST {"mode":
+"up"}`` changes how the provider behaves.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Mode(str, Enum):
     """How the provider behaves."""
 
     UP = "up"
-    #: 503 to every call.
+    #: It answers 503 to every call.
     DOWN = "down"
-    #: 401 to every call, as for a revoked API key.
+    #: It answers 401 to every call, as for a revoked API key.
     UNAUTHORIZED = "unauthorized"
-    #: The connection is refused, and no call is counted.
+    #: It refuses connections, and counts no call.
     REFUSING = "refusing"
-    #: The mail is sent, and the answer takes ``slowness_seconds``.
+    #: It sends the mail, and answers after ``slowness_seconds``.
     SLOW = "slow"
-    #: The mail is sent, and the answer never comes.
+    #: It sends the mail, and never answers.
     SILENT = "silent"
 
 
@@ -43,7 +43,7 @@ class Behaviour:
     """A mode and its settings."""
 
     mode: Mode = Mode.UP
-    #: Calls in any second beyond these get a 429; None = any number is welcome.
+    #: It answers 429 to calls above this number in any second. None means no limit.
     calls_per_second: int | None = None
     #: The Retry-After header of a 429.
     retry_after_seconds: int = 1
@@ -54,7 +54,7 @@ class Behaviour:
 
 
 class Provider:
-    """Decides what each call is answered, and remembers it. Safe to call from many threads.
+    """Decides how to answer each call, and remembers the calls. Many threads may call it.
 
     Times are seconds since the epoch.
     """
@@ -63,9 +63,9 @@ class Provider:
         self._behaviour = Behaviour()
         self._clock = clock
         self._lock = threading.Lock()
-        self._calls: list[tuple[float, int]] = []  # (when, status answered)
-        self._mails: Counter[Any] = Counter()  # id: times sent
-        self._accepted: deque[float] = deque()  # calls of the last second that got no 429
+        self._calls: list[tuple[float, int]] = []  # time and status of each call
+        self._mails: Counter[Any] = Counter()  # how often each mail was sent, by its ID
+        self._accepted: deque[float] = deque()  # times of calls in the last second without a 429
 
     def behave(self, behaviour: Behaviour) -> None:
         """Change how the provider behaves, from the next call on."""
@@ -98,7 +98,7 @@ class Provider:
             return list(self._calls)
 
     def sent(self) -> list[Any]:
-        """Return the ids of all mails that went out, each once."""
+        """Return the IDs of all mails that were sent, each once."""
         with self._lock:
             return list(self._mails)
 
@@ -117,7 +117,7 @@ class Provider:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """JSON in, JSON out, and no log."""
+    """Reads and writes JSON, and logs nothing."""
 
     def body(self) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -149,7 +149,7 @@ class MailHandler(Handler):
             self.answer(status, {}, Retry_After=str(behaviour.retry_after_seconds))
             return
         if behaviour.mode is Mode.SILENT:
-            self.rfile.read(1)  # until the caller has had enough and hangs up
+            self.rfile.read(1)  # returns when the caller closes the connection
             return
         if behaviour.mode is Mode.SLOW:
             time.sleep(behaviour.slowness_seconds)
@@ -182,7 +182,7 @@ class ControlHandler(Handler):
 
 class Listener(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 1024  # a herd must reach the provider, not be turned away by the kernel
+    request_queue_size = 1024  # so that the kernel does not refuse many calls at the same time
 
 
 class ProviderServer:
@@ -197,7 +197,7 @@ class ProviderServer:
         self.control_url = f"http://127.0.0.1:{self._control.server_port}"
 
     def behave(self, behaviour: Behaviour) -> None:
-        """Change how the provider behaves. Closes the listener if it refuses connections."""
+        """Change how the provider behaves. To refuse connections, close the listener."""
         self.provider.behave(behaviour)
         if behaviour.mode is Mode.REFUSING:
             self._shut()
@@ -226,8 +226,13 @@ class ProviderServer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m example_project.provider", description=__doc__)
-    parser.add_argument("--port", type=int, default=0, help="for mails; default: any free one")
-    parser.add_argument("--control-port", type=int, default=0, help="default: any free one")
+    parser.add_argument("--port", type=int, default=0, help="port for mails; default: a free one")
+    parser.add_argument(
+        "--control-port",
+        type=int,
+        default=0,
+        help="port to control the provider; default: a free one",
+    )
     options = parser.parse_args()
     server = ProviderServer(port=options.port, control_port=options.control_port)
     print(json.dumps({"url": server.url, "control_url": server.control_url}), flush=True)

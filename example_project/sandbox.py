@@ -1,6 +1,6 @@
-"""``python -m example_project.sandbox``: an SQS and a mail provider to play with by hand.
+"""Run an SQS and a fake mail provider to try by hand: ``python -m example_project.sandbox``.
 
-They run where ``settings.py`` looks for them, until Ctrl-C.
+They listen at the addresses in ``settings.py``, until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> int:
             print(f"SQS:               http://{sqs.address}, queues mails and mails-dlq")
             print(f"mail provider:     http://127.0.0.1:{PROVIDER_PORT}")
             print(f"how it behaves:    http://127.0.0.1:{CONTROL_PORT}")
-            print("Ctrl-C ends them.", flush=True)
+            print("Press Ctrl-C to end both.", flush=True)
             while True:
                 programs.check()
                 time.sleep(1)

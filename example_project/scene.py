@@ -1,4 +1,4 @@
-"""One run of the story: mails meet a provider that is down, and in the end all have been sent."""
+"""One run of the demo: a worker sends mails while its mail provider is down, and afterwards."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .services import SQS, Counts, MailProvider
 
 @dataclass(frozen=True)
 class Plan:
-    """The story of a run."""
+    """What happens in a run."""
 
     mails: int = 2000
-    #: From the first call that reaches the provider.
+    #: The length of the outage, counted from the first call that reaches the provider.
     outage_seconds: float = 30.0
-    #: The capacity of the provider once it is back. It answers 429 to the rest.
+    #: The capacity of the provider when it is back. It answers 429 to calls above it.
     calls_per_second: int = 60
-    #: Mails that become dead letters at the end, and are replayed.
+    #: The number of mails that become dead letters at the end, for the redrive.
     refused_mails: int = 20
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where a run is at one moment."""
+    """The figures of a run at one moment."""
 
-    seconds_of_outage_left: float  # 0 = the provider is up
+    seconds_of_outage_left: float  # 0 if the provider is up
     queue: Counts
     calls: int
     sent: int
@@ -48,7 +48,7 @@ class Result:
     lost: int
     dead: int
     recovered_at: float
-    calls: list[tuple[float, int]] = field(repr=False)  # (when, status answered)
+    calls: list[tuple[float, int]] = field(repr=False)  # time and status of each call
     calls_per_second: int = 60
 
     @property
@@ -57,7 +57,7 @@ class Result:
 
     @property
     def wasted(self) -> int:
-        """Calls while the provider was down."""
+        """The number of calls while the provider was down."""
         return sum(status == 503 for _, status in self.calls)
 
     @property
@@ -67,17 +67,17 @@ class Result:
 
     @property
     def throttled(self) -> int:
-        """Calls that were answered 429."""
+        """The number of calls that were answered with 429."""
         return sum(status == 429 for _, status in self.calls)
 
     @property
     def peak_calls_per_second(self) -> int:
-        """Calls in the busiest second after the recovery."""
+        """The number of calls in the busiest second after the recovery."""
         return busiest_second(when for when, _ in self.calls if when >= self.recovered_at)
 
     @property
     def seconds_to_last_mail(self) -> float:
-        """From the recovery until the last mail was sent."""
+        """The time from the recovery until the last mail was sent."""
         sent = [when for when, status in self.calls if status == 200]
         return max(sent, default=self.recovered_at) - self.recovered_at
 
@@ -99,12 +99,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Replay:
-    """The figures of a redrive of dead letters that were made on purpose."""
+    """The figures of the redrive at the end of the demo."""
 
-    #: Dead letters before the redrive, and after it.
+    #: The number of dead letters before the redrive, and after it.
     dead: int
     left: int
-    #: Mails that the provider has sent afterwards, and how many of them twice.
+    #: How many mails the provider has then sent, and how many of them twice.
     sent: int
     duplicates: int
 
@@ -141,7 +141,7 @@ class Scene:
             "DATABASE": str(database),
         }
         self._recovered_at: float | None = None
-        self._looks: deque[tuple[float, int]] = deque(maxlen=3)  # (when, calls so far)
+        self._looks: deque[tuple[float, int]] = deque(maxlen=3)  # times, and calls until then
         self._is_empty = self.is_over = False
 
     def queue_mails(self, programs: Programs) -> Program:
@@ -149,14 +149,14 @@ class Scene:
         return programs.start(f"send-{self.policy}", *arguments, env=self._env)
 
     def start_worker(self, programs: Programs, *, name: str = "") -> Program:
-        """Start a worker of two processes. Several workers need names of their own."""
+        """Start a worker with two processes. Each of several workers needs its own name."""
         name = name or f"worker-{self.policy}"
         app = "example_project.stock" if self.policy == "autoretry" else "example_project"
         arguments = ("celery", "-A", app, "worker", "-c", "2", "-l", "WARNING")
         return programs.start(name, *arguments, "-n", f"{name}@%h", env=self._env)
 
     def look(self) -> Snapshot:
-        """See how far it is, and end the outage when its time is over."""
+        """Return the figures of this moment. When the time of the outage is over, end it."""
         now, report, queue = self._clock(), self._provider.report(), self._sqs.counts(self._queue)
         left = self._plan.outage_seconds
         if report["first_call_at"] is not None:
@@ -164,7 +164,7 @@ class Scene:
         if left == 0 and self._recovered_at is None:
             self._provider.behave(Behaviour(calls_per_second=self._plan.calls_per_second))
             self._recovered_at = self._clock()
-        # Twice in a row: SQS's counts are approximate, and not taken at one instant.
+        # The queue must look empty twice in a row, because SQS's counts are approximate.
         is_empty = queue.visible == queue.hidden == 0
         self.is_over = self._recovered_at is not None and is_empty and self._is_empty
         self._is_empty = is_empty
@@ -180,7 +180,8 @@ class Scene:
             policy=self.policy,
             mails=self._plan.mails,
             duplicates=report["duplicates"],
-            # By id: a mail may be both, sent and then given up because its worker did not know.
+            # Count by ID, because a mail may be sent and also be a dead letter. This happens if the
+            # worker did not learn that the mail was sent.
             lost=self._plan.mails - len(self._provider.sent() | dead),
             dead=len(dead),
             recovered_at=self._recovered_at - first,
@@ -189,7 +190,7 @@ class Scene:
         )
 
     def make_dead_letters(self, programs: Programs, mails: int) -> tuple[str, str]:
-        """Send mails while the provider refuses the API key.
+        """Send mails while the provider refuses the API key, so that they become dead letters.
 
         Return the command line that shows the dead letters, and its output.
         """
@@ -202,7 +203,7 @@ class Scene:
         return self._type(programs, "sqs-peek", "mails")
 
     def redrive(self, programs: Programs) -> tuple[Replay, str, str]:
-        """Repair the API key, and replay the dead letters.
+        """Repair the API key, and redrive the dead letters.
 
         Return the figures, the command line and its output.
         """
@@ -212,7 +213,7 @@ class Scene:
         all_mails = before["mails"] + dead
         programs.wait_for(
             lambda: self._provider.report()["mails"] >= all_mails,
-            "the replayed mails are sent",
+            "the redriven mails are sent",
             timeout=60,
         )
         after = self._provider.report()
@@ -220,7 +221,7 @@ class Scene:
         return Replay(dead, self._dead(), sent, duplicates), line, output
 
     def _type(self, programs: Programs, command: str, *arguments: str) -> tuple[str, str]:
-        """Run a command of the package, and return its line and its output."""
+        """Run a command of the package. Return its command line and its output."""
         words = ("celery", "-A", "example_project", command, *arguments)
         journal = {"XDG_STATE_HOME": str(Path(self._env["DATABASE"]).parent)}
         program = programs.start(command, *words, env=self._env | journal)
@@ -236,7 +237,7 @@ class Scene:
 
 
 def busiest_second(times: Iterable[float]) -> int:
-    """Return the most events that fall into any one second."""
+    """Return the largest number of events within a second."""
     window: deque[float] = deque()
     busiest = 0
     for time_ in sorted(times):

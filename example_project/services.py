@@ -1,4 +1,4 @@
-"""An SQS and a mail provider, both on this machine."""
+"""Start a local SQS and a fake mail provider, and talk to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .provider import Behaviour
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
 
-#: The most that SQS allows: the time budget ends retrying, not SQS's counter.
+#: The most that SQS allows. So ``retry_for`` ends the retries, and not SQS's count of receives.
 MAX_RECEIVE_COUNT = 1000
 
 
@@ -33,7 +33,7 @@ class Queue:
 
 @dataclass(frozen=True)
 class Counts:
-    """Messages of a queue by state."""
+    """The numbers of messages of a queue: visible, hidden, and in its dead-letter queue."""
 
     visible: int
     hidden: int
@@ -55,7 +55,7 @@ class SQS:
                 "SFTP_ENABLED": "0",
                 "IOT_MTLS_ENABLED": "0",
                 "LOG_LEVEL": "WARNING",
-                "TMPDIR": str(directory),  # its pid file
+                "TMPDIR": str(directory),  # ministack writes its pid file here
             },
         )
         self._client: SQSClient = boto3.Session(
@@ -72,7 +72,7 @@ class SQS:
         return f"sqs://local:local@{self.address}"
 
     def create_queue(self, name: str) -> Queue:
-        """Create a queue and, behind it, its dead-letter queue."""
+        """Create a queue with a dead-letter queue."""
         create, attributes = self._client.create_queue, self._client.get_queue_attributes
         dlq_url = create(QueueName=f"{name}-dlq")["QueueUrl"]
         dlq = attributes(QueueUrl=dlq_url, AttributeNames=["QueueArn"])["Attributes"]
@@ -93,7 +93,7 @@ class SQS:
         )
 
     def dead_mails(self, queue: Queue) -> set[int]:
-        """Return the ids of the mails in the dead-letter queue. They stay, hidden for a while."""
+        """Return the IDs of the mails in the dead-letter queue. They stay there, but hidden."""
         found = set()
         while messages := self._client.receive_message(
             QueueUrl=queue.dlq_url, MaxNumberOfMessages=10
@@ -117,7 +117,7 @@ class SQS:
 
 
 class MailProvider:
-    """The mail provider of ``provider.py``, seen from outside."""
+    """Starts the fake mail provider of ``provider.py``, and talks to it over HTTP."""
 
     def __init__(self, programs: Programs, name: str, *options: str) -> None:
         program = programs.start(name, "example_project.provider", *options)
@@ -130,16 +130,16 @@ class MailProvider:
         self._ask("/", asdict(behaviour))
 
     def report(self) -> dict[str, Any]:
-        """``calls``, ``mails``, ``duplicates`` so far, and ``first_call_at``."""
+        """Return the numbers of ``calls``, ``mails`` and ``duplicates``, and ``first_call_at``."""
         report: dict[str, Any] = self._ask("/")
         return report
 
     def calls(self) -> list[tuple[float, int]]:
-        """Return the time of each call (seconds since the epoch), and the status of its answer."""
+        """Return the time of each call, in seconds since the epoch, and the status it got."""
         return [(when, status) for when, status in self._ask("/calls")]
 
     def sent(self) -> set[int]:
-        """Return the ids of all mails that went out."""
+        """Return the IDs of all mails that were sent."""
         return set(self._ask("/sent"))
 
     def _ask(self, path: str, content: Mapping[str, Any] | None = None) -> Any:
@@ -149,7 +149,11 @@ class MailProvider:
 
 
 def _free_port(wanted: int) -> int:
-    """Check that a port is free, or choose one for 0. Another server may use it."""
+    """Return a free port. It is the wanted one, or any port for 0.
+
+    Raises:
+        DemoError: another server uses the wanted port.
+    """
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""Django settings: Celery on SQS, and how long and how often a failed mail is tried again."""
+"""Django settings: Celery on SQS, and how often and how long a failed mail is retried."""
 
 import os
 from datetime import timedelta
@@ -20,7 +20,8 @@ DATABASES = {
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-# The queue. On AWS this is "sqs://", and the URL of the real queue. boto3 finds the credentials.
+# The broker and the queue. On AWS the broker URL is "sqs://", and the queue has its real URL. boto3
+# finds the credentials.
 CELERY_BROKER_URL = os.environ.get("BROKER_URL", "sqs://local:local@127.0.0.1:4566")
 CELERY_BROKER_TRANSPORT_OPTIONS = {
     "region": "us-east-1",
@@ -33,16 +34,17 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
 }
 CELERY_TASK_DEFAULT_QUEUE = "mails"
 
-# The options of all tasks that do not say otherwise. The delays are seconds, for a demo. A real
-# provider's outage needs up to an hour, or a message would have more receives than SQS counts.
+# The options of all tasks, unless a task has its own. For the demo, the delays are a few seconds.
+# In production use delays of up to an hour. With short delays, a long outage would need more
+# receives of a message than SQS's maxReceiveCount allows.
 CELERY_SQS_BACKOFF = {
     "backoff": FullJitter(base=4, cap=12),
     "retry_for": timedelta(hours=1),
-    "store": "django",  # where guards, steps, locks and renewed keys are recorded
+    "store": "django",  # guards, steps, locks and idempotency keys are recorded in the database
 }
 
-# While the provider is down its mails wait, and one is tried now and then. The demo also shows a
-# worker without it.
+# While the provider is down, its mails wait, and the worker tries one now and then. The demo also
+# runs a worker without this.
 MAIL_PROVIDER = (
     Provider("mails", probe_interval=2)
     if os.environ.get("MAILS_PROVIDER", "yes") == "yes"

@@ -1,6 +1,6 @@
-"""The same task as a Celery user writes it without the package, for the demo's comparison.
+"""The same task without the package, as the demo's comparison with stock Celery.
 
-``celery -A example_project.stock worker``: no task of ours is imported, so this is stock Celery.
+``celery -A example_project.stock worker`` imports none of our tasks, so it is a stock worker.
 """
 
 import os
@@ -13,7 +13,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
 
 app = Celery("stock")
 app.config_from_object("django.conf:settings", namespace="CELERY")
-# The fastest that we have found for stock Celery on SQS.
+# With this setting, stock Celery on SQS is fastest.
 app.conf.broker_transport_options = {**app.conf.broker_transport_options, "polling_interval": 0}
 
 
@@ -26,6 +26,6 @@ app.conf.broker_transport_options = {**app.conf.broker_transport_options, "polli
     max_retries=None,
 )
 def send_mail(self: "Task[Any, Any]", mail_id: int) -> None:
-    from .mails.delivery import deliver  # not before Django is set up
+    from .mails.delivery import deliver  # Django must be set up before this import
 
     deliver(mail_id)

@@ -1,4 +1,4 @@
-"""One mail, handed to the provider over HTTP."""
+"""Send a mail by an HTTP call to the provider."""
 
 import json
 from urllib.request import Request, urlopen
@@ -11,7 +11,11 @@ PROVIDER_TIMEOUT_SECONDS = 5
 
 
 def deliver(mail_id: int) -> None:
-    """Send a mail. Raises the error of urllib if that fails."""
+    """Send a mail.
+
+    Raises:
+        OSError: an error of urllib, because the call has failed.
+    """
     mail = Mail.objects.get(pk=mail_id)
     request = Request(
         f"{settings.MAIL_PROVIDER_URL}/mails",
@@ -19,4 +23,4 @@ def deliver(mail_id: int) -> None:
         headers={"Content-Type": "application/json"},
     )
     with urlopen(request, timeout=PROVIDER_TIMEOUT_SECONDS):
-        pass  # 2xx: sent. Anything else has been raised.
+        pass  # The status is 2xx, so the mail is sent. For other statuses urlopen raises an error.

@@ -1,4 +1,4 @@
-"""Decide which errors of the mail provider are retried."""
+"""Decide which errors of the mail provider lead to a retry."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ from urllib.error import HTTPError, URLError
 
 from celery_sqs_backoff import Outcome, Verdict
 
-#: The provider says that it has not done it, and that it may do it later.
+#: With these statuses, the provider says that it has not sent the mail, but may send it later.
 COME_BACK_LATER = {429, 503}
 
 
 def provider_errors(exc: BaseException) -> Outcome | Verdict | None:
-    """Classify an error of ``urllib.request.urlopen``, or return ``None`` for any other error.
+    """Classify an error of ``urllib.request.urlopen``. Return ``None`` for any other error.
 
-    The question is always whether the mail can have been sent. Only a clear "no" is retried.
+    The question is always whether the mail may have been sent. The worker retries it only if it
+    certainly was not.
     """
     if isinstance(exc, HTTPError):
         if exc.code in COME_BACK_LATER:
             return Verdict(Outcome.RETRYABLE, retry_after=_retry_after(exc))
-        if 400 <= exc.code < 500:  # it does not like the request, and will not like it tomorrow
+        if 400 <= exc.code < 500:  # the provider will refuse this request tomorrow too
             return Outcome.NOT_PROCESSED
-        return Outcome.UNKNOWN  # a gateway's 502 or 504 does not say what happened behind it
+        return Outcome.UNKNOWN  # for example, a gateway answers 502, but the mail may be sent
     if isinstance(exc, URLError) and isinstance(exc.reason, ConnectionRefusedError):
         return Outcome.RETRYABLE
-    if isinstance(exc, OSError):  # timeout, reset: the request may have arrived before it
+    if isinstance(exc, OSError):  # for example a timeout, but the request may have arrived
         return Outcome.UNKNOWN
     return None
 
 
 def _retry_after(exc: HTTPError) -> float | None:
-    """Seconds that the provider asks us to wait (the other legal form, a date, is not read)."""
+    """Return the seconds of the Retry-After header. None without one, or if it is a date."""
     value = exc.headers.get("Retry-After", "")
     return float(value) if value.isdecimal() else None

@@ -1,1 +1,1 @@
-"""The app that opens accounts at a bank, and releases fundings to them one by one."""
+"""The Django app that opens an account at a bank, and lets the bank release fundings to it."""

@@ -1,6 +1,7 @@
-"""Call the bank over HTTP. No transaction of ours can roll back its work.
+"""Call the bank over HTTP.
 
-It does a request once per idempotency key, and answers a repeated one as it did the first.
+A rollback in our database does not undo the bank's work. The bank does a request only once for each
+idempotency key. If we repeat the request, it sends the same response again.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ TIMEOUT_SECONDS = 5
 
 
 class BankSaysNo(NonRetryable):
-    """It has understood the request, and will not do it."""
+    """The bank has understood the request, and will not do it."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"the bank refuses: {what}", not_processed=True)
 
 
 class NoAnswer(Exception):
-    """Whether it was done is not known; with the same key it is safe to ask again."""
+    """We do not know whether the bank has done the request. We may repeat it with the same key."""
 
 
 def what_it_means(exc: BaseException) -> Verdict | None:
-    """Classify an error of the bank, for the tasks' option ``classify``."""
+    """Classify an error of the bank. Tasks have this as their option ``classify``."""
     return Verdict(Outcome.UNKNOWN, safe_to_repeat=True) if isinstance(exc, NoAnswer) else None
 
 
 def open_account(customer: str, key: str) -> str:
-    """Return the number of the new account."""
+    """Open an account, and return its number."""
     return str(_ask("accounts", key, customer=customer)["account"])
 
 
 def release(account: str, amount: str, key: str) -> str:
-    """Return the bank's reference."""
+    """Release an amount to an account, and return the bank's reference."""
     return str(_ask("releases", key, account=account, amount=amount)["reference"])
 
 

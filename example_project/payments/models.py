@@ -1,13 +1,13 @@
-"""Payment orders, and their entries in the books."""
+"""Applications for accounts, their fundings, and the entries in our ledger."""
 
 from django.db import models
 
 
 class Application(models.Model):
-    """A customer wants an account, and fundings on it."""
+    """A customer's application for an account with fundings."""
 
     customer = models.CharField(max_length=200)
-    account = models.CharField(max_length=64, blank=True)  # the bank's number of it
+    account = models.CharField(max_length=64, blank=True)  # the account's number at the bank
 
 
 class Funding(models.Model):
@@ -16,10 +16,10 @@ class Funding(models.Model):
 
 
 class LedgerEntry(models.Model):
-    """Posted when the bank has released the funding, cancelled when it has taken it back."""
+    """An entry is posted when the bank releases the funding, and cancelled when it is undone."""
 
     POSTED, CANCELLED = "posted", "cancelled"
 
     funding = models.OneToOneField(Funding, models.CASCADE, related_name="entry")
     state = models.CharField(max_length=10, default=POSTED)
-    reference = models.CharField(max_length=64, blank=True)  # the bank's
+    reference = models.CharField(max_length=64, blank=True)  # the bank's reference of the release

@@ -1,8 +1,8 @@
-"""Open an account, then release its fundings one by one, wherever a process ends.
+"""Open an account, and then release its fundings one by one. A process may be killed at any time.
 
-The next run takes the lock (when the lease of the one that was killed is over), skips what is
-recorded, and goes on. If the message is given up, what was released is taken back, the last funding
-first. Two messages for one application are one workflow: they share its lock, steps and keys.
+The next run waits for the workflow's lock, skips the steps that are recorded, and goes on. If the
+worker gives the message up, the releases are undone, the last one first. Two messages for the same
+application work on the same workflow. They share its lock, steps and keys.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .models import Application, LedgerEntry
 
 @shared_task(base=WorkflowTask, bind=True, classify=bank.what_it_means)
 def fund_account(self: Any, application_id: int) -> str:
-    """Return the number of the account."""
+    """Open the account, release its fundings, and return its number."""
     with self.workflow(f"application:{application_id}") as work:
         application = Application.objects.get(pk=application_id)
         key = work.key("account")
@@ -47,11 +47,12 @@ def post_entry(reference: str, funding_id: int) -> None:
 
 @shared_task(base=SQSBackoffTask, classify=bank.what_it_means)
 def take_back(reference: str | None, funding_id: int, account: str, amount: str, key: str) -> None:
-    if reference is None:  # The bank may have done it, so ask again with the same key.
+    # The bank may have released the funding, but we got no response. Ask again with the same key.
+    if reference is None:
         try:
             reference = bank.release(account, amount, key)
         except bank.BankSaysNo:
-            return  # It was never done.
+            return  # The bank never released it.
     bank.take_back(reference, f"take back {reference}")
     entry = {"state": LedgerEntry.CANCELLED, "reference": reference}
     LedgerEntry.objects.update_or_create(funding_id=funding_id, defaults=entry)

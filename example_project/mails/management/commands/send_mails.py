@@ -1,4 +1,4 @@
-"""``manage.py send_mails 300``: write that many mails down and queue a task for each."""
+"""``manage.py send_mails 300`` writes 300 mails to the database, and queues a task for each."""
 
 from argparse import ArgumentParser
 from functools import partial
@@ -23,6 +23,6 @@ class Command(BaseCommand):
                 Mail(recipient=f"customer-{n}@example.com", subject="Your invoice")
                 for n in range(1, count + 1)
             )
-            for mail in mails:  # after the commit: a worker must find the row
+            for mail in mails:  # queue after the commit, so that a worker finds the row
                 transaction.on_commit(partial(send_mail.delay, mail.pk))
         self.stdout.write(f"{len(mails)} mails queued")
