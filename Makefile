@@ -1,55 +1,58 @@
-# Each command makes its own environment in .venv and installs all it needs.
+# Each command makes the environment .venv, if there is none, and installs what it needs there.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# Test processes at a time; each starts servers of its own. One computes, and the others wait for
-# workers and servers most of the time, so there are more of them than cores.
+# How many processes run tests at the same time. Each starts its own servers. One runs the tests
+# that compute. The others mostly wait for workers and servers, so there may be more processes
+# than cores.
 JOBS ?= 4
 PYTEST = $(BIN)/python -m pytest
 ALL = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-# Tests start Python a few hundred times. Those processes share compiled modules, also where the
-# environment says otherwise, as in many containers.
+# Tests start Python a few hundred times. With this variable, which many containers set, each
+# process would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Of `make room` and `make coverage`: retry, sqs, task, worker, provider, safe, redrive, observe,
-# doctor, simulate, classifiers, commands or house. Of `make mutants`: worker, task, safe, redrive or
-# provider, and without one all five.
+# A room is a subpackage of celery_sqs_backoff. `make room` and `make coverage` take one of retry,
+# sqs, task, worker, provider, safe, redrive, observe, doctor, simulate, classifiers and commands,
+# or house for the tests that belong to none. `make mutants` takes worker, task, safe, redrive or
+# provider, or all five by default.
 ROOM ?=
 
-# The servers of `make conformance`. With aws it costs money, and needs credentials and a region.
+# The SQS servers for `make conformance`. With aws it costs money, and needs credentials and a
+# region.
 SQS_SERVER ?= moto ministack localstack
 
-# Of `make mutants` and of the simulations.
+# For `make mutants` and the simulations. SEED decides what they draw.
 SEED ?= 0
 HISTORIES ?= 20000
 
-# The lines of Celery of `make celery-suite`: 5.5, 5.6 and 5.7 unless it names some.
+# The versions of Celery for `make celery-suite`. Without any, it uses 5.5, 5.6 and 5.7.
 CELERY ?=
 
 .PHONY: help matrix docs release-check demo test quick room mutants coverage long durations bench chaos conformance celery-suite lint types clean simulate-faults simulate-safe simulate-redrive
 
 help:
-	@echo "make demo   an outage of a mail provider, and how 2,000 mails survive it"
-	@echo "make test   lint, types and all tests, within 8 minutes; JOBS=1: one after the other"
-	@echo "make quick  the fast unit tests, within 40 seconds"
-	@echo "make room   all tests of one room; ROOM=redrive"
-	@echo "make mutants  80 mistakes planted into a room, and the fast tests that find them; ROOM=redrive"
-	@echo "make coverage  branches of a room that its tests without workers reach; ROOM=redrive"
-	@echo "make long   the long forms that make test leaves out"
-	@echo "make durations  all tests, and write down how long each takes"
-	@echo "make docs   the site, into build/docs; each warning is an error"
-	@echo "make release-check  two equal builds, the wheel with each extra, public names and their types"
-	@echo "make matrix  the fast tests on every Python, Celery and Django, lowest versions, no extras"
-	@echo "make bench  our worker beside stock Celery, in one run"
-	@echo "make conformance  the tests that speak to SQS, on other servers; SQS_SERVER=aws: on the real one"
-	@echo "make celery-suite  Celery's own tests, on stock and with our task class; CELERY=5.7: on that line"
-	@echo "make simulate-faults  workers and SQS in virtual time, with faults; SEED=0 HISTORIES=20000"
-	@echo "make simulate-safe  guard, step and workflow, killed between any two lines; SEED=0"
-	@echo "make simulate-redrive  redrives with faults, killed between any two calls; SEED=0"
-	@echo "make chaos  2,500 tasks, spoiled calls to SQS and killed workers: nothing lost"
+	@echo "make demo   show how 2,000 mails survive an outage of their provider"
+	@echo "make test   run lint, types and all tests, within 8 minutes; JOBS=1 for one test at a time"
+	@echo "make quick  run the fast unit and rig tests, within 40 seconds"
+	@echo "make room   run all tests of one subpackage; ROOM=redrive"
+	@echo "make mutants  make 80 mistakes in a subpackage, and show which the fast tests find; ROOM=redrive"
+	@echo "make coverage  show the branches that the tests without workers do not reach; ROOM=redrive"
+	@echo "make long   run the long forms that make test leaves out"
+	@echo "make durations  run all tests, and record how long each takes"
+	@echo "make docs   build the site into build/docs; each warning is an error"
+	@echo "make release-check  check builds, the wheel with each extra, public names and their types"
+	@echo "make matrix  run the fast tests on every Python, Celery and Django, and on the lowest versions"
+	@echo "make bench  compare our worker with stock Celery, and measure a redrive"
+	@echo "make conformance  run the tests that call SQS on other servers; SQS_SERVER=aws for the real SQS"
+	@echo "make celery-suite  run Celery's own tests with our task class; CELERY=5.7 for one version"
+	@echo "make simulate-faults  simulate workers with faults and kills; SEED=0 HISTORIES=20000"
+	@echo "make simulate-safe  simulate guards, steps and workflows with kills at any line; SEED=0"
+	@echo "make simulate-redrive  simulate redrives with faults and kills; SEED=0"
+	@echo "make chaos  kill workers and let calls to SQS fail during 2,500 tasks, and check that none is lost"
 
 $(STAMP): setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed; try make PYTHON=python3.11")'
@@ -58,7 +61,7 @@ $(STAMP): setup.cfg pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-# Into build/docs. A warning is an error, and so is a name of ours that does not exist.
+# A warning is an error. So is a reference to a name that does not exist.
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -n -W --keep-going -q docs build/docs
 
@@ -72,7 +75,7 @@ release-check: $(VENV)/.installed-release
 demo: $(STAMP)
 	$(BIN)/python -m example_project.demo
 
-# mypy computes beside the tests, and says first what it finds.
+# mypy runs at the same time as the tests, and prints its findings first.
 test: lint
 	@$(BIN)/mypy & types=$$!; $(PYTEST) $(ALL); tests=$$?; wait $$types && exit $$tests
 
@@ -108,7 +111,7 @@ conformance: $(STAMP)
 	$(BIN)/python -m pip install --quiet 'tox>=4.20'
 	$(BIN)/python -m tox $(foreach server,$(SQS_SERVER),-e server-$(server))
 
-# Arguments of pytest, such as TESTS=tests/acceptance/test_retry.py.
+# Arguments for pytest, such as TESTS=tests/acceptance/test_retry.py.
 TESTS ?= -n 2 -m "not slow and not long" tests/unit tests/rig
 
 matrix: $(STAMP)
