@@ -48,8 +48,8 @@ class QueueStatus:
         dead_letters: number of messages in the dead-letter queue; ``None`` = not known, or the
             queue has no dead-letter queue.
         failure: SQS's error code if the queue could not be read.
-        known: sums of the workers' numbers for the queue; ``None`` = messages are in flight, and no
-            worker has published numbers.
+        known: sums of the workers' numbers for the queue; ``None`` = messages are ready or in
+            flight, and no worker has published numbers.
         at: when the workers' records were read, in seconds since the epoch.
     """
 
@@ -66,11 +66,11 @@ class QueueStatus:
 
     @property
     def unaccounted(self) -> int:
-        """Number of messages in flight that no worker has reported.
+        """Number of messages in flight that are missing in the workers' reports.
 
-        It is 0 if workers have reported at least half of them, if at most 20 are missing, or if no
-        worker has published numbers. The missing messages were hidden after a worker's last report,
-        or by a worker that has ended.
+        A small number counts as 0: at most 20, or at most as many as the workers have reported. It
+        is also 0 if no worker has published numbers. The missing messages were hidden after a
+        worker's last report, or by a worker that has ended.
         """
         known = self.known or QueueNow()
         accounted = known.waiting + known.running + known.held
@@ -157,7 +157,7 @@ def read_status(name: str, url: str, calls_of: Callable[[str], Calls]) -> QueueS
         delayed=delayed,
         has_dlq=queue.dlq_url is not None,
         dead_letters=dead_letters,
-        known=None if in_flight else QueueNow(),
+        known=None if ready or in_flight else QueueNow(),
     )
 
 

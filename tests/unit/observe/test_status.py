@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from celery_sqs_backoff.observe.board import ProviderNow, QueueNow, WorkerNow
 from celery_sqs_backoff.observe.status import (
     QueueStatus,
     Status,
+    read_status,
     render,
     sum_providers,
     with_workers,
 )
+from celery_sqs_backoff.sqs.calls import Calls
 from tests.support.cases import cases
+from tests.support.fake_sqs import Clock, FakeSQS
 
 NOW = 10_000.0
 
@@ -134,6 +139,17 @@ def test_unknown_is_explained():
     assert "? is not known: no worker has written" in said(other, workers=0)
     assert "? is not known: no store" in said(other, workers=None)
     assert "is not known" not in said(known, workers=1)
+
+
+@pytest.mark.parametrize("messages", [0, 1])
+def test_queue_without_workers(messages):
+    """The status says so if messages are ready and no worker has written, as after a crash."""
+    sqs = FakeSQS(Clock(1e9))
+    url = sqs.create_queue(QueueName="mails")["QueueUrl"]
+    for _ in range(messages):
+        sqs.send_message(QueueUrl=url, MessageBody="{}")
+    status = read_status("mails", url, lambda url: Calls(sqs, url))
+    assert ("no worker has written" in said(status, workers=0)) == bool(messages)
 
 
 def test_empty_queue():
