@@ -36,7 +36,8 @@ IGNORE: Final = _Ignore.IGNORE
 #: Task name, positional and keyword arguments.
 Call = tuple[str, list[Any], dict[str, Any]]
 
-#: Converts a message's body and attributes into a task's call, ``IGNORE`` or ``None``.
+#: Converts a message's body and attributes into a task's call. Returns ``IGNORE`` if the message
+#: needs no task, and ``None`` if it does not know the format.
 Adapter = Callable[[str, Mapping[str, Any]], "Call | Literal[_Ignore.IGNORE] | None"]
 
 

@@ -342,14 +342,14 @@ def _is_at(text: str, arn: QueueArn) -> bool:
 
 
 def _find_named(queues: QueueFinder, name: str, *, in_celery: bool) -> Mapping[QueueArn, Endpoint]:
-    """Return the queues with a name, by ARN.
+    """Find queues by name. Return them in a dict whose keys are their ARNs.
 
     A dead-letter queue is often missing in ``predefined_queues``, although the queues that use it
     are there. Then the function uses the credentials of such a queue for the dead-letter queue.
 
     Arguments:
-        in_celery: whether the name may be Celery's name for a queue. Then this meaning is tried
-            first. ``False`` = it is the name in SQS.
+        in_celery: whether the name may be Celery's name for a queue. If so, it is looked up as
+            such first, and then as a name in SQS. ``False`` = it is the name in SQS.
     """
     key = queues.key(name) if in_celery else name
     if in_celery and key in queues.predefined:

@@ -260,7 +260,10 @@ def _key(channel: Any, url: str) -> tuple[Any, ...]:
 
 
 def _renew_beside(credentials: Any) -> None:
-    """Let a separate thread renew the credentials. Several clients may share them."""
+    """Let a separate thread renew the credentials, if they can be renewed.
+
+    Do this once for each object, because several clients may share it.
+    """
     if isinstance(credentials, RefreshableCredentials) and "get_frozen_credentials" not in vars(
         credentials
     ):

@@ -14,7 +14,7 @@ from .redact import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS
 
 _Key = TypeVar("_Key")
 
-#: The one message attribute that we add. It holds JSON.
+#: The message attribute that holds a dead letter's record, as JSON.
 ATTRIBUTE_NAME = "celery-sqs-backoff"
 
 #: The message attribute that marks a replay: a message that ``sqs-redrive`` has sent from a

@@ -14,8 +14,9 @@ from ..retry.budget import Standing
 from .dead_letter import replay_of
 from .limits import MAX_DELAY_SECONDS, MAX_VISIBILITY_TIMEOUT_SECONDS, MAX_WAIT_TIME_SECONDS
 
-#: SQS counts the 12 hours from the *request* for the message, which a long poll may have made
-#: MAX_WAIT_TIME_SECONDS before its response. The rest allows for clocks and slow calls.
+#: SQS can hide a message until 12 hours after the *request* that received it. The worker counts
+#: from the response, so it stays this much below 12 hours: a long poll may take
+#: MAX_WAIT_TIME_SECONDS to respond, and the other 40 seconds allow for clocks and slow calls.
 TWELVE_HOURS_MARGIN_SECONDS: Final = MAX_WAIT_TIME_SECONDS + 40
 
 #: A hidden message must come back this long before its retention period ends. Then SQS deletes it,

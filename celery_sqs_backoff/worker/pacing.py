@@ -144,11 +144,11 @@ class Pace:
     # Slots are given
 
     def find_wanted(self, now: float) -> tuple[int, dict[Lease, float]]:
-        """Update the line. Return how many slots it needs now, and the messages to hide.
+        """Update the line. Return how many more slots it needs now, and the messages to hide.
 
-        Take out settled messages. Also take out messages that would wait for too long. They are the
-        messages to hide, and need a time of return. Each is returned with the most seconds that it
-        may be hidden.
+        Settled messages leave the line. A message that would wait here for too long leaves it, too,
+        and must be hidden. Messages to hide that have no time of return yet are in the result, each
+        with the most seconds that it may be hidden.
         """
         if now >= self._apart_until > -math.inf:  # all workers take slots from the store again
             self._apart_until = -math.inf

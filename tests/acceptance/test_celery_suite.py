@@ -12,7 +12,10 @@ PATHS = ("t/unit/tasks/test_trace.py", "t/unit/worker/test_request.py")
 
 @pytest.mark.timeout(300)
 def test_celery_suite():
-    """Celery's tests of traces and requests that pass with stock tasks pass with our task class."""
+    """Celery's own tests of traces and requests pass with our task class.
+
+    Tests that fail with stock tasks do not count, and known differences are allowed.
+    """
     try:
         installed().source("celery")
     except subprocess.CalledProcessError:

@@ -8,7 +8,8 @@ from typing import Literal
 
 Behaviour = Literal["succeed", "retry", "fail", "crash"]
 
-#: How many of a hundred tasks behave in this way, and in how many runs before they succeed.
+#: How many of a hundred tasks have this behaviour and this ``times`` (see ``Plan``). A ``times``
+#: of 0 has no meaning.
 _SHARES: dict[tuple[Behaviour, int], int] = {
     ("succeed", 0): 62,
     ("retry", 1): 10,

@@ -190,7 +190,7 @@ class World:
 
     @property
     def is_main_thread(self) -> bool:
-        """Whether the caller is the engine's main thread, and no greenlet."""
+        """Whether the caller is the engine's main thread, not a greenlet."""
         return getcurrent().parent is None
 
     def step(self, do: Callable[[], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Show a classifier's verdict in one word, for tables of expected verdicts."""
+"""Reduce a classifier's verdict to one value, for tables of expected verdicts."""
 
 from __future__ import annotations
 

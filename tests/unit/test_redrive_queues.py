@@ -286,7 +286,7 @@ def staging(broker, sqs):
 
 @pytest.mark.parametrize("base", [ARN, BASE])
 def test_arn_is_not_prefixed(broker, base):
-    """The app's ``queue_name_prefix`` is put before a name, but not before that in an ARN or URL.
+    """The app's ``queue_name_prefix`` is put before a plain name, but not into an ARN or URL.
 
     The ARN of ``mail`` means the queue ``mail`` and not ``staging-mail``.
     """

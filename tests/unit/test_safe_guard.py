@@ -291,7 +291,10 @@ def test_store_away_before_run(app):
 
 
 def test_guarded_block(app):
-    """A ``guarded`` block lets one message pass, and the next one only if it did nothing."""
+    """A ``guarded`` block lets all runs of one message pass.
+
+    Another message passes only if the block did nothing for the first.
+    """
     ran = []
 
     @app.task(bind=True)

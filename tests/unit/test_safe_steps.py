@@ -102,7 +102,7 @@ def test_other_arguments(app):
 
 
 class Customer:
-    """Like an object of a Django model, which its class and primary key identify."""
+    """Like an object of a Django model: its class and primary key identify it."""
 
     def __init__(self, pk: int) -> None:
         self.pk = pk

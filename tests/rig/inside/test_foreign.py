@@ -160,7 +160,10 @@ ATTRIBUTES = {"store": "example_corp", "picture": b"\xff"}
     ],
 )
 def test_adapter(adapter: foreign.Adapter, body: str, call: Any) -> None:
-    """An adapter turns a notification of AWS into a call of the task, with decoded keys."""
+    """An adapter turns a notification of AWS into a call of the task, or ignores it.
+
+    The key of an S3 object is decoded.
+    """
     assert adapter(body, ATTRIBUTES) == call
 
 

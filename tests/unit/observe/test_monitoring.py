@@ -21,7 +21,7 @@ DASHBOARD = json.loads((MONITORING / "grafana-dashboard.json").read_text())
 RULES = yaml.safe_load((MONITORING / "prometheus-rules.yml").read_text())
 ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"]}
 
-#: Of Debian's package ``prometheus``.
+#: The path of promtool, which is in Debian's package ``prometheus``. ``None``: it is not installed.
 PROMTOOL = shutil.which("promtool")
 
 Q = 'queue="mails"'

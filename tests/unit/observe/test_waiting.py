@@ -68,7 +68,7 @@ def test_message_stops_waiting(waiting, clock, end):
 
 
 def test_hidden_again(waiting, clock):
-    """A message that is hidden again waits once, and until its last hold is over."""
+    """A message that is hidden again counts once, until its last hold is over."""
     waiting(hidden("m", 10))
     waiting(received("m"))
     waiting(hidden("m", 100))

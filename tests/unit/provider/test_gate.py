@@ -764,7 +764,7 @@ def test_hand_over_while_closed() -> None:
     assert worker.gate.hand_over(1.0) == []
 
 
-# Whatever happens
+# What holds in every history
 
 
 def test_state_is_bounded() -> None:
