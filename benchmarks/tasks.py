@@ -55,14 +55,17 @@ def _sleep(self: Any) -> None:
 
 
 def _fail_first(self: Any) -> None:
-    """Fail in the first executions, as ``request.retries`` counts them."""
+    """Note the execution, and fail in the first ones. ``request.retries`` tells which one it is."""
     _ran()
     if self.request.retries < FAILURES:
         raise Failing
 
 
 def _fail_first_receives(self: Any) -> None:
-    """Fail in the first executions, as SQS counts receives. kombu does not count its retries."""
+    """Note the execution, and fail in the first ones. SQS's receive count tells which one it is.
+
+    ``request.retries`` stays 0 here, because kombu does not count the retries of its own backoff.
+    """
     _ran()
     message = self.request.properties["delivery_info"]["sqs_message"]
     if int(message["Attributes"]["ApproximateReceiveCount"]) <= FAILURES:

@@ -45,8 +45,8 @@ class Row:
     tasks: int
     failures: int = 0
     against: str = "stock"
-    #: kombu's default is 1, which is a pause whenever the prefetch window is full. With 0, stock
-    #: Celery is fastest.
+    #: kombu pauses for this time whenever the prefetch window is full. Its default is a second.
+    #: With 0, stock Celery is fastest.
     polling_interval_seconds: float = 0
 
 

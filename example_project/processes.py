@@ -132,7 +132,8 @@ def end_on_signals(*, deadline_seconds: int | None = None) -> None:
     def too_late(number: int, frame: object) -> None:
         raise DemoError(f"not finished within {deadline_seconds} s")
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
+    # A shell makes its background jobs ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGHUP, end)
     if deadline_seconds is not None:

@@ -21,7 +21,7 @@ from .provider import Behaviour
 if TYPE_CHECKING:
     from mypy_boto3_sqs.client import SQSClient
 
-#: The most that SQS allows. So ``retry_for`` ends the retries, and not SQS's count of receives.
+#: SQS allows no more. With this number, ``retry_for`` ends the retries before SQS does.
 MAX_RECEIVE_COUNT = 1000
 
 

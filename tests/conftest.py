@@ -146,7 +146,7 @@ def root_log_level() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def results_in_memory() -> Iterator[None]:
-    """Forget the results in Celery's memory backend. All apps share it, and IDs may come again."""
+    """Empty Celery's memory backend. All apps share it, and the next test may use the same IDs."""
     yield
     cache_backend._DUMMY_CLIENT_CACHE.clear()
 

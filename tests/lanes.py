@@ -23,8 +23,11 @@ SLOW_SECONDS = 0.25
 _COMPUTING = ("tests/unit/", "tests/rig/", "tests/simulation/", "tests/mutants/")
 
 
-class Lanes(LoadFileScheduling):  # type: ignore[misc]  # xdist's scheduler is not typed for us
-    """Give each process whole test files, longest first. The first gets the files that compute."""
+class Lanes(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Give each process whole test files, longest first.
+
+    The first process gets the files that compute.
+    """
 
     def _assign_work_unit(self, node: Any) -> None:
         computes = node.gateway.id == "gw0"

@@ -1,4 +1,4 @@
-"""Make the tables and diagrams of the documentation that show what the code has.
+"""Make the tables and diagrams in the documentation that come from the code.
 
 ``python -m tests.tables`` writes each of them between its marks in a page.
 """
@@ -73,8 +73,7 @@ def message_states() -> str:
     return _diagram(edges)
 
 
-#: The ways in which a message can end, by the word in the table of runs, and with the word of the
-#: diagram.
+#: How a message can end. The keys are words of the table of runs, the values those of the diagram.
 _ENDS = {"delete": "deleted", "hide": "hidden", "dead letter": "dead_letter", "give": "given_back"}
 
 

@@ -13,8 +13,8 @@ COME_BACK_LATER = {429, 503}
 def provider_errors(exc: BaseException) -> Outcome | Verdict | None:
     """Classify an error of ``urllib.request.urlopen``. Return ``None`` for any other error.
 
-    The question is always whether the mail may have been sent. The worker retries it only if it
-    certainly was not.
+    The question is always whether the mail may have been sent. The worker retries only if the mail
+    was certainly not sent.
     """
     if isinstance(exc, HTTPError):
         if exc.code in COME_BACK_LATER:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: The message attribute that says why the worker gave a message up. See docs/dead-letters.md.
 ATTRIBUTE_NAME = "celery-sqs-backoff"
 
-#: Options of a worker that need not stop in order: at the end of the block it is killed.
+#: Options for a worker that the test kills at the end of the block, instead of stopping it.
 KILLED: Mapping[str, Any] = {"stop_timeout": 0}
 
 #: The result backend. The workers write results to it, and the test reads them.
@@ -180,7 +180,7 @@ class Stage:
         self.proxy.inject(*(replace(fault, queue=self._queue(queue).url) for fault in faults))
 
     def heal(self, queue: LocalQueue | str) -> None:
-        """Let the workers' calls about a queue pass again."""
+        """End the faults of :meth:`fail` for this queue."""
         assert self.proxy is not None
         self.proxy.heal(self._queue(queue).url)
 
@@ -308,7 +308,7 @@ def _settings(
     endpoint: str, queues: tuple[LocalQueue, ...], conf: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     settings = local_sqs_settings(endpoint, *queues)
-    # Users have long polls. They also keep the calls few enough for tests to count.
+    # Use long polls, as users do. Tests count calls, and short polls would make too many.
     settings["broker_transport_options"] |= {"wait_time_seconds": 2, "polling_interval": 1}
     del settings["worker_hijack_root_logger"], settings["worker_redirect_stdouts"]
     settings["result_backend"] = None

@@ -26,7 +26,7 @@ OUTAGE_SECONDS = 30
 WORKERS = 2
 SEEDS = 20
 
-#: By this share, a figure of the real workers may lie outside the range of the simulated figures.
+#: A figure of the real workers may be 20 % below the lowest simulated one, or above the highest.
 TOLERANCE = 0.2
 
 

@@ -74,8 +74,8 @@ class Wreckage:
         self.stage = stage
         main = stage.queues[0].name
         with stage.worker(concurrency=5, **KILLED):
-            # Only the task that hangs has a time limit. With one, the others could reach it first
-            # if the pool notices the death of their process late.
+            # Only the task that hangs has a time limit. The others would reach theirs if the pool
+            # notices the death of their process late.
             self.hopeless = {
                 how: stage.send("crashes.crash", how, 99, time_limit=2 if how == "hangs" else None)
                 for how in CRASHES
@@ -132,7 +132,7 @@ def test_no_loop(wreckage):
 @pytest.mark.hazard("H9")
 @pytest.mark.parametrize("how", CRASHES)
 def test_announcement(wreckage, how):
-    """After a crash, the worker's main process sends ``task_retry``: the other process is dead."""
+    """After a crash, the worker's main process sends ``task_retry``, for the dead process."""
     result = wreckage.hopeless[how]
     announced = wreckage.stage.record.entries(signal="task_retry", id=result.id)
     assert len(announced) == CRASH_BUDGET - 1

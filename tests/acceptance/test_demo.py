@@ -297,6 +297,9 @@ def test_rate_limit(provider, verdict_on):
     },
 )
 def test_not_retried(status, verdict, verdict_on):
-    """The example retries no other status. It leaves errors of other types to other classifiers."""
+    """The example does not retry after these statuses of the provider.
+
+    Its classifier says nothing about errors that are no errors of HTTP.
+    """
     assert verdict_on(HTTPError("http://x", status, "", {}, None)) is verdict
     assert verdict_on(KeyError("customer")) is None

@@ -69,7 +69,7 @@ def test_retries(scene):
 
 @pytest.mark.hazard("H21")
 def test_cap(scene):
-    """``fifo_cap`` limits each delay: the schedule's third one becomes a second, not an hour."""
+    """``fifo_cap`` limits each delay. The third one of the schedule, an hour, becomes a second."""
     assert [delay for delay in scene.delays_asked("cap") if delay] == [1, 1, 1]
 
 

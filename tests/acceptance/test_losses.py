@@ -130,8 +130,8 @@ class Taken:
         for queue in options:
             stage.fail(queue, unavailable(actions=SETTLING))
         with stage.workers(**options):
-            # The tasks run until this file exists, so that no worker has a free process. With one,
-            # it would receive its own message again before the test does.
+            # The tasks run until this file exists, so no worker has a free process. A worker with a
+            # free process would receive its own message again before the test does.
             taken = stage.record.path.with_name("taken")
             self.sent = {
                 pool: stage.send("until_lost", pool, 30, str(taken), queue=pool).id
@@ -237,7 +237,7 @@ class Reconnected:
                 stage.send("lasts", pool, "ends-after-outage", OUTAGE_SECONDS + 2, queue=pool)
             self._wait_for("start", 5)
             stage.proxy.unreachable(OUTAGE_SECONDS)
-            for pool in RECONNECTING_POOLS:  # the first calls after the outage fail too
+            for pool in RECONNECTING_POOLS:  # after the outage, two more calls fail
                 stage.fail(pool, expired_token(times=2))
             stage.wait_until_settled(timeout=60)
             for pool in RECONNECTING_POOLS:
@@ -259,8 +259,7 @@ class Reconnected:
 
 @pytest.fixture(scope="module")
 def reconnected(make_scene):
-    # The visibility timeout is a little longer than the outage. So is SQS's default of 30 s for an
-    # outage of 20 s.
+    # Messages stay hidden during the outage, because the visibility timeout is a little longer.
     short = {"visibility_timeout_seconds": OUTAGE_SECONDS + 2}
     return Reconnected(make_scene(queues=dict.fromkeys(RECONNECTING_POOLS, short)))
 
@@ -392,8 +391,8 @@ def killed(make_scene):
         eventually(lambda: stage.delays_asked("retries"), timeout=60)
         send("fails")
         send("succeeds")
-        # Kill it soon. While SQS refuses a delete, the worker hides that message for an ever longer
-        # time, and the next worker would have to wait for its end.
+        # Kill the worker soon. While SQS refuses a delete, the worker hides that message for an
+        # ever longer time, and the next worker would have to wait until this time is over.
         eventually(lambda: stage.asked("SendMessageBatch", stage["fails"].dlq), timeout=60)
         eventually(lambda: stage.asked(*DELETE, "fails"), timeout=60)
         eventually(lambda: stage.asked(*DELETE, "succeeds"), timeout=60)
@@ -408,7 +407,7 @@ def killed(make_scene):
 
 @pytest.mark.parametrize("queue", ["lasts", "succeeds", "retries"])
 def test_killed_while(killed, queue):
-    """No message is lost when a worker dies while a task runs, or before it settles the message."""
+    """No message is lost when a worker dies during its task, or before SQS deletes or hides it."""
     ended = killed.record.entries(task=f"killed.{queue}", what="end")
     assert {entry["n"] for entry in ended} == set(range(KILLED_TASKS[queue]))
     assert killed.dead_letters(queue) == []

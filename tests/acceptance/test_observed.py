@@ -143,7 +143,8 @@ class Watched:
             self.shown = self._celery("sqs-status", "-Q", stage["main"].name)
             for task in ("long", "uncovered") * 2:
                 stage.send(task, str(flag))
-            # The worker has then received all messages but at most two, which are not worth a call.
+            # At most two messages then remain on the queue. The worker does not receive so few
+            # while its processes are busy.
             eventually(lambda: stage.messages()[0] <= 2, timeout=30)
             self.held = scrape(port)
 
@@ -300,7 +301,7 @@ def unhealthy(make_scene):
             triggers[queue].write_text(name)
         eventually(lambda: stage.record.entries(threads=THREADS["pacer"]), timeout=60)
         for queue in THREADS:
-            stage.send("rated", queue, queue=queue)  # wakes them up
+            stage.send("rated", queue, queue=queue)  # the threads wake up
         for queue, heartbeat in heartbeats.items():
             eventually(
                 lambda heartbeat=heartbeat: not is_healthy(heartbeat), timeout=30, message=queue

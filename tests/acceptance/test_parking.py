@@ -26,7 +26,10 @@ def fails() -> None:
 
 
 class Parked:
-    """Run three tasks that fail, while the queue has one message in flight and none is allowed."""
+    """Run three tasks that fail while one message of the queue is in flight.
+
+    The setting ``park_above`` is so small that one message is too many.
+    """
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage

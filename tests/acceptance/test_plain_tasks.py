@@ -69,7 +69,9 @@ def rejects(self: Any, times: int) -> None:
 @pytest.mark.hazard("H10", "H12", "H14")
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_plain_tasks(make_stage, pool):
-    """Tasks without our base class run as often as they must, and their messages leave the queue.
+    """A task without our base class runs once, unless it retries or rejects its message.
+
+    All messages leave the queue.
 
     The visibility timeout is 4 s. One task takes 9 s, and another is due after 9 s.
     """

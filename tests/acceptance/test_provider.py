@@ -40,7 +40,7 @@ def task(name: str, **options: Any) -> Any:
 
 
 def call(task: Any, number: int, flag: str) -> None:
-    """Fail as long as the file ``flag`` exists. Then the provider is down."""
+    """Call the provider, which is down as long as the file ``flag`` exists."""
     is_down = Path(flag).exists()
     note(task=task.name, number=number, failed=is_down)
     if is_down:
@@ -100,7 +100,7 @@ class Outage:
             self.down = {
                 name: worker.log().count(f"provider_paused: {name}") for name in ("mail", "parcels")
             }
-            # The pause between two probes is random, but at least 3/4 of probe_interval, a second.
+            # The pause between two probes is random, but never below 3/4 of probe_interval (1 s).
             self.most_probes = (time.monotonic() - began) / 0.75 + 1
             self.failed = {
                 "mail": self.failures("mail") + self.failures("limited"),
@@ -131,10 +131,11 @@ def outage(make_scene, tmp_path_factory):
 
 @pytest.mark.parametrize("provider", ["mail", "parcels"])
 def test_few_calls(outage, provider):
-    """In an outage, a worker makes six calls, the calls that are under way, and then only probes.
+    """Soon after the start of an outage, a worker calls the provider only with probes.
 
-    This also holds for tasks with an ETA or a rate limit, which wait inside Celery. Under way are
-    at most two running tasks, and the tasks that the pool has already been given.
+    Until then, at most 14 calls fail. After six of them, the worker pauses. The other eight were
+    already running or waiting in the pool. Messages with an ETA or a rate limit wait inside
+    Celery, and the worker pauses them as well.
     """
     assert outage.down[provider] == 1
     assert outage.failed[provider] <= 6 + 8 + outage.most_probes

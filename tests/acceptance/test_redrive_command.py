@@ -283,7 +283,7 @@ def test_signal_with_silent_sqs(tmp_path, command, number):
         try:
             silent.settimeout(60)
             with silent.accept()[0]:
-                time.sleep(0.5)  # Python can miss a signal for a while just before it waits
+                time.sleep(0.5)  # wait until the command waits for the response
                 child.send_signal(number)
                 began = time.monotonic()
                 assert child.wait(60) == exit_codes.INTERRUPTED

@@ -33,8 +33,8 @@ class ProviderDown(Exception):
     pass
 
 
-# ``retry_for=1`` lets no retry start later than a second after the first receive. It must not hold
-# up a message that a worker has received and given back before it started.
+# With ``retry_for=1``, no retry starts later than a second after the first receive. A message that
+# a worker has given back before it started must run even after this second.
 @app.task(
     base=SQSBackoffTask,
     name="mail",
@@ -119,8 +119,8 @@ class Stopped:
             os.killpg(workers["group"].pid, signal.SIGTERM)
             for way, (_, sig, *_) in WAYS.items():
                 workers[way].send(sig)
-            # This takes long in gevent, which waits for the end of the long poll, and where the
-            # worker must first end its task.
+            # A gevent worker takes long. It waits for the end of its long poll, and first ends its
+            # running task.
             self._wait(lambda way: stage.delays_asked(way).count(0))
             self.still_running = [way for way in WAYS if not self.runs(way, "has run")]
             given_back.touch()
@@ -160,7 +160,7 @@ def test_messages(stopped, way):
     assert stopped.left[way] == (2 + int(not MAY_END[way]), 1)
     given_back = stopped.received[way] - 3 + int(not MAY_END[way])
     assert stopped.delays[way].count(0) == given_back
-    # The worker also hides the message whose delete SQS refuses, but not for this time.
+    # The worker also hides the message whose delete SQS refuses, but for another time.
     assert stopped.delays[way].count(LONG_SECONDS) == 1
     assert stopped.stage.dead_letters(way) == []
 

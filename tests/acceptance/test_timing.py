@@ -19,7 +19,7 @@ app = app_of_this_module()
 
 VISIBILITY_TIMEOUT_SECONDS = 2
 
-#: Longer than the visibility timeout. Stock Celery runs such a task several times.
+#: This is longer than the visibility timeout, so stock Celery would run the task several times.
 ETA_SECONDS = 5
 
 LONG_SECONDS = 60
@@ -93,8 +93,7 @@ class Scene:
             runs.apply_async(("countdown",), countdown=ETA_SECONDS, queue=main.name)
             runs.apply_async(("an hour",), countdown=3600, queue=far.name)
             runs.apply_async(("fifo",), countdown=2, queue=fifo.name)
-        # Send by name, as a producer does that does not have our task class. Celery then sets no
-        # DelaySeconds.
+        # A producer without our task class sends these by name. Celery sets no DelaySeconds.
         now = datetime.now(timezone.utc)
         send("runs", "eta", eta=now + timedelta(seconds=ETA_SECONDS))
         send("runs", "far", eta=now + timedelta(hours=2))

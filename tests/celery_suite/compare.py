@@ -11,7 +11,7 @@ from pathlib import Path
 #: The list of known differences.
 KNOWN = Path(__file__).with_name("differences.txt")
 
-#: pytest reports several phases of a test. The outcome that comes first here counts.
+#: A test can have several outcomes, as pytest reports each phase of it. The worst of them counts.
 _WORST_FIRST = ("failed", "xfailed", "skipped", "passed")
 
 _COMMENT = "#"
@@ -39,7 +39,7 @@ class Comparison:
     failed_on_both: int
     known: Mapping[str, KnownDifference]
     new: tuple[str, ...]
-    #: Known differences that did not show, so they can leave the list.
+    #: Known differences that these runs did not have. Somebody can remove them from the list.
     gone: tuple[KnownDifference, ...]
 
 

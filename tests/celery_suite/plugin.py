@@ -24,7 +24,7 @@ import pytest
 OUTCOMES = "CELERY_SUITE_OUTCOMES"
 #: This variable names the class of all tasks, as ``package.module:Class``. Default: Celery's own.
 TASK_CLASS = "CELERY_SUITE_TASK_CLASS"
-#: This variable has the URL of the SQS for integration tests and their worker. Others run without.
+#: Integration tests and their worker find the URL of their SQS in this variable.
 BROKER = "CELERY_SUITE_BROKER"
 
 _TIME_LIMIT_SECONDS = 30
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Note the outcome of a phase of a test: of its call, and of a set-up that does not pass."""
+    """Note the outcome of a test's call, and that of its set-up if the set-up does not pass."""
     outcome = "xfailed" if hasattr(report, "wasxfail") else report.outcome
     if _OUTCOMES_FILE is not None and (report.when == "call" or outcome != "passed"):
         with _OUTCOMES_FILE.open("a") as file:

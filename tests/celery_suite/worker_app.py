@@ -14,7 +14,7 @@ if task_class := os.environ.get(TASK_CLASS):
 app = Celery("celery.tests", broker=os.environ[BROKER], backend=os.environ["TEST_BACKEND"])
 app.conf.update(broker_transport_options=OPTIONS, result_extended=True)
 app.set_default()
-from t.integration import tasks  # noqa: E402  # they belong to the app that is current
+from t.integration import tasks  # noqa: E402  # the current app gets these tasks
 
 if hasattr(tasks, "ClassBasedAutoRetryTask"):
     app.register_task(tasks.ClassBasedAutoRetryTask())

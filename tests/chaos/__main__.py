@@ -18,8 +18,8 @@ GOOD, BAD = 0, 1
 def main() -> int:
     """Kill workers and let calls to SQS fail at random, and check that no message is lost.
 
-    The exit code is 0 if each message is done or a dead letter with a reason, and an injected fault
-    explains each run after the one that settled the message. Otherwise it is 1.
+    The exit code is 0 if each task has succeeded or become a dead letter with a reason. If a task
+    ran again after that, an injected fault must explain it. Otherwise the exit code is 1.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=main.__doc__)
     parser.add_argument("--tasks", type=int, default=2500, help="number of tasks [%(default)s]")

@@ -31,7 +31,7 @@ class Run:
     worker: int  # pid of the main process
     pid: int
     received_at: float
-    #: When the worker got the response with the message. None: at ``received_at``.
+    #: When the worker got the response with the message. None means at ``received_at``.
     arrived_at: float | None = None
     started_at: float
     ended_at: float | None = None
@@ -87,7 +87,7 @@ def extra_runs(runs: Iterable[Run]) -> tuple[Run | None, list[Run]]:
 
 
 def explain(extra: Run, settled: Run, history: History) -> str | None:
-    """Name the injected fault because of which ``extra`` ran, although ``settled`` did.
+    """Name the injected fault because of which ``extra`` ran after ``settled`` had begun.
 
     Return None if there is no such fault. Then there is a bug.
     """

@@ -29,7 +29,7 @@ class Monkey:
     """Disturb the workers of a fleet during the ``with`` block, and note each deed.
 
     Arguments:
-        pause_seconds: the longest pause between two deeds. Each pause is drawn uniformly from 0.
+        pause_seconds: the longest pause between two deeds. Each pause is random.
     """
 
     def __init__(self, fleet: Fleet, proxy: FaultProxy, rng: Random, pause_seconds: float) -> None:

@@ -32,8 +32,8 @@ from .witness import ACTIONS, witness
 
 VISIBILITY_TIMEOUT_SECONDS = 6
 
-#: Longer than a worker waits for the response to a call that deletes or hides a message. So the
-#: worker does not learn whether SQS has carried out the call.
+#: The proxy delays a response for this time. A worker does not wait so long for the response to a
+#: delete or a delay, so it does not learn whether SQS has carried out the call.
 TIMEOUT_SECONDS = 12.0
 
 

@@ -1,4 +1,4 @@
-"""How the tests reach the real SQS. A moto that checks signatures and rights stands for AWS."""
+"""How the tests call the real SQS. Here moto stands for AWS, and checks signatures and rights."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_small_run(expected):
 
 
 def test_overhead():
-    """The overhead benchmark reports the CPU time of a task next to a plain one."""
+    """The benchmark reports the CPU time of our task and of a plain one, and their ratio."""
     output = run_python("-m", "benchmarks.overhead", "--repetitions=1", "--runs=10")
     assert "SQSBackoffTask" in output
     assert "ratio" in output

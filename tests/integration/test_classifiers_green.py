@@ -49,6 +49,6 @@ def test_green_threads(patch):
         *("RETRYABLE", "RETRYABLE"),  # there is no connection in time
         *("RETRYABLE", "RETRYABLE"),  # the server is silent in the TLS handshake
         *("UNKNOWN", "UNKNOWN"),  # the server is silent after the request
-        # smtplib: the connection is refused, does not come in time, or brings no greeting
+        # smtplib: the connection is refused, there is none in time, or the server is silent
         *("RETRYABLE", "RETRYABLE", "RETRYABLE"),
     ]

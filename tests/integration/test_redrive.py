@@ -226,7 +226,7 @@ def test_fifo_order(fifo, proxy):
 
 
 def test_fifo_takes_no_spread(fifo):
-    """A redrive of a FIFO queue refuses ``spread``."""
+    """A redrive of a FIFO queue refuses ``spread``, because its messages cannot have own delays."""
     with pytest.raises(RedriveRefused, match="FIFO"):
         fifo.redrive(spread="1m")
 

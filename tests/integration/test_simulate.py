@@ -42,7 +42,10 @@ def run(app, monkeypatch):
 
 
 def test_strategies_side_by_side(run):
-    """The table shows the policy alone, and with a provider. Progress goes to stderr."""
+    """The table has a column for the policy alone, and one for the policy with ``provider=``.
+
+    The progress of the simulation goes to stderr.
+    """
     result = run("--outage", "10m")
     assert result.exit_code == DONE
     heading, *rows = result.stdout.splitlines()

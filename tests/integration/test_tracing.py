@@ -1,4 +1,4 @@
-"""Runs have spans, together with OpenTelemetry's instrumentations of Celery, botocore and SQS."""
+"""Each run has a span, which fits the spans of OpenTelemetry for Celery, botocore and SQS."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class _Condition(threading.Condition):
 
 
 class _Thread:
-    """Runs a thread's loop until it would wait. When that is over, starts the loop again."""
+    """Runs a thread's loop until it would wait. When the wait is over, starts the loop again."""
 
     def __init__(self, worker: Worker, name: str, run: Callable[[], object]) -> None:
         self._worker, self.name, self._run = worker, name, run

@@ -25,10 +25,11 @@ from .sqs import URL, Call, RecordingSQS, transport_to
 from .timeline import Timeline
 from .worker import Run, Worker, swap_state
 
-#: Within this time a worker has settled a message. It waits a moment for others, for one batch.
+#: A worker settles a message within this time. It waits a moment for more messages, to settle them
+#: with the same call.
 _SETTLED_SECONDS = 0.5
 
-#: Within this time the message that the rig shall run must arrive. Most messages arrive at once.
+#: If the rig shall run a message, the pool must get the message within this time.
 _ARRIVES_SECONDS = 20.0
 
 

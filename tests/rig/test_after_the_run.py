@@ -134,7 +134,7 @@ def test_chord_part_not_counted(rig, mail, caplog):
 
 
 def test_retry_of_chord_part_not_stored(rig, mail, told):
-    """A task of a chord whose state RETRY cannot be stored does not make the chord fail."""
+    """A chord goes on even if the state RETRY of one of its tasks cannot be stored."""
     message = mail(raises(DOWN), in_chord=True)
     rig.fail_results(always("RETRY"))
     rig.run()

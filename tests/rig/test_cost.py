@@ -9,7 +9,8 @@ from types import FrameType
 
 import celery_sqs_backoff
 
-#: The calls in both processes. The rig looks for work more often than a thread would.
+#: This counts the main process and the pool process together. A real worker makes fewer calls,
+#: because the rig looks for work more often than a thread does.
 MOST_CALLS = 200
 
 _PACKAGE = str(Path(celery_sqs_backoff.__file__).parent)
@@ -20,7 +21,7 @@ def returns(self):
 
 
 def test_calls_of_a_success(rig):
-    """A task that does nothing costs few calls of our functions, and none that a failure needs."""
+    """A task that does nothing costs few calls of our functions. None of them is for failures."""
     calls = Counter[str]()
 
     def count(frame: FrameType, event: str, _: object) -> None:

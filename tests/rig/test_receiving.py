@@ -135,7 +135,10 @@ def test_dlq_attached_during_run(rig):
 
 
 def test_attributes_unavailable(rig):
-    """A worker receives from a queue whose attributes it cannot read, and reads them seldom."""
+    """A worker also receives from a queue whose attributes it cannot read.
+
+    It tries again to read them, but not often.
+    """
     rig.queue()
     rig.task(returns)
     rig.fault("GetQueueAttributes", ConnectionError(), seconds=30)

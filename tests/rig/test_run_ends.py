@@ -80,7 +80,7 @@ def case(name, body, expected, *story, end=Run.finish, **options):
     ]
 
 
-#: For ends that the pool reports: the task's body does not matter.
+#: Stands for the body of a task whose end the pool reports. What it does makes no difference.
 ANY = object()
 POOLS = ["prefork", "threads"]
 BAD, DOWN, RETRY = ValueError("bad"), Retryable("down"), Retry("later")
@@ -589,8 +589,8 @@ def test_lost_while_it_runs(body, outcome):
 def test_lost_before_it_runs(rig, pool):
     """A waiting task does not begin if the worker was suspended until its lease had ended.
 
-    Another worker may have the message. The task runs when the worker receives it again. The main
-    process cannot keep a pool process from beginning.
+    Another worker may have the message. The task runs when the worker receives it again. In the
+    prefork pool the task does begin, because the main process cannot stop the pool process in time.
     """
     ran = []
     rig.task(lambda self: ran.append(1))
@@ -629,9 +629,9 @@ def test_lost_before_the_pool_has_it(rig, pool):
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_celery_fails_to_begin(rig, pool, monkeypatch):
-    """If Celery raises an error as a task begins, a threads pool drops the task, and it comes back.
+    """If Celery raises an error as a task begins, a threads pool drops the task.
 
-    A process runs the task in any case.
+    The message comes back. In the prefork pool, the process runs the task despite the error.
     """
 
     def fails(request, *args):

@@ -154,7 +154,10 @@ def test_renewal_batches(rig):
 @pytest.mark.hazard("H16")
 @pytest.mark.parametrize("ends", [Run.finish, Run.exceed_time_limit])
 def test_settled_once(rig, ends):
-    """A worker does not renew a message that it has hidden, nor hide it twice for two reports."""
+    """A worker hides a message only once, even if the pool reports its end twice.
+
+    It does not renew the message afterwards.
+    """
     [_], [run] = begin(rig, raises(DOWN), backoff=Schedule([600]))
     ends(run)
     rig.pass_time(590)
@@ -163,7 +166,10 @@ def test_settled_once(rig, ends):
 
 @pytest.mark.hazard("H16")
 def test_backoff_during_renewal(rig):
-    """A worker hides a message after the renewal that is under way, which could overwrite it."""
+    """A worker waits for the end of a renewal before it hides the message.
+
+    Otherwise SQS could carry out the renewal last, and the message would come back too early.
+    """
     [_], [run] = begin(rig, raises(DOWN), backoff=Schedule([600]))
     rig.latency = 2.0
     rig.pass_time(10.5)
@@ -552,7 +558,7 @@ def test_done_and_delivered_again(rig):
 
 @pytest.mark.parametrize(("body", "fate"), [(returns, "deleted"), (raises(DOWN), "hidden")])
 def test_delivered_again_while_settled(rig, body, fate):
-    """If a message comes back during the call that settles it, the newer handle is used too."""
+    """If a message comes back during the call that settles it, a second call has the new handle."""
     rig.queue()
     rig.sqs.queues[URL + "q"].stale_handles_delete = False
     [message], [run] = begin(rig, body, backoff=Schedule([600]))
@@ -598,10 +604,10 @@ def test_last_receive(rig):
 
 @pytest.mark.parametrize("is_renewing", [True, False])
 def test_delivered_again_while_it_runs(rig, is_renewing):
-    """A message that comes back during its run does not run twice. The newer handle keeps it.
+    """A message that comes back during its run does not run twice.
 
-    If SQS refuses a renewal with the old handle, the lease is not lost. The receive does not count
-    as an attempt.
+    The worker keeps its lease with the newer receipt handle, even if SQS refuses a renewal with the
+    old one. The second receive does not count as an attempt.
     """
     [message], [run] = begin(rig, raises(DOWN), backoff=Schedule([7]))
     if is_renewing:
@@ -690,7 +696,7 @@ def test_not_renewed_in_time(rig, renewal):
 
 @pytest.mark.parametrize("how", ["void", "not renewed"])
 def test_lost_before_it_runs(rig, how):
-    """A message whose lease is lost while it waits does not run, and this is no attempt.
+    """A message whose lease is lost while it waits does not run. This does not count as an attempt.
 
     If the lease is lost during the run, the run counts as an attempt.
     """

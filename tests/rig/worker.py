@@ -370,7 +370,8 @@ class Worker:
                 return True
             paused_until, poll_ends_at = now + pause, now + (pause or _LONG_POLL_SECONDS)
             self._polls[url] = paused_until, poll_ends_at
-        # A message that is visible now finds no room. It must wait for another event.
+        # If a message is visible now, the worker has no room for it. An event that makes room will
+        # wake the worker.
         self.wake_at(min(poll_ends_at, visible_at if visible_at > now else poll_ends_at))
         return False
 

@@ -39,7 +39,7 @@ LAST_SECONDS = 40_000.0
 
 DELAYS = (1, 20, 200)
 
-#: A worker keeps its message if its renewals fail for this share of the visibility timeout.
+#: A worker keeps its message if its renewals fail for at most this share of the visibility timeout.
 _BEARABLE_SHARE = 0.3
 _SETTLED_WITHIN_SECONDS = 3.0
 

@@ -36,7 +36,7 @@ class World:
     """A store, a clock, and the effects outside of them. Each history begins a new one."""
 
     def __init__(self) -> None:
-        #: A run is killed at one of its first lines, up to this number. A run has about as many.
+        #: A run is killed at one of its first 400 lines. A whole run has about 400 lines.
         self.lines = 400
         #: The share of the store's calls that fail.
         self.store_fails = 0.0

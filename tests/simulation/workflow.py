@@ -104,7 +104,7 @@ class World:
         self.store_fails = self.rng.choice([0.0, 0.0, 0.1])
         self.broker_fails = self.rng.choice([0.0, 0.0, 0.2])
         self.is_fifo = self.rng.random() < 0.15
-        #: The share of deliveries that are of B, of runs that are killed, and so on.
+        #: How often in this history B is delivered and not A, a run is killed, and so on.
         self.share_of_b = self.rng.choice([0.2, 0.5])
         self.kills = self.rng.choice([0.1, 0.5])
         self.suspends = self.rng.choice([0.3, 0.6])
@@ -151,7 +151,7 @@ class World:
             self.suspend(is_long=self.rng.random() < self.suspends_long)
 
     def suspend(self, *, is_long: bool) -> None:
-        """Suspend this process while others go on. If it is long, it outlasts the run's lease."""
+        """Suspend this process while others go on. A long pause outlasts the run's lease."""
         self.happened["suspended"] += 1
         before = self.inside_until
         self.inside_until = before if is_long else self.now + LEASE - 20
@@ -261,7 +261,7 @@ class World:
     # The queue of take_back and of undoing tasks
 
     def work(self) -> None:
-        """Run the tasks that undo the workflow. On a FIFO queue they come after both messages."""
+        """Run the tasks that undo the workflow. On a FIFO queue they come after both A and B."""
         if self.is_fifo and not all(message.is_gone for message in self.messages.values()):
             return
         for _ in range(200):
@@ -369,7 +369,7 @@ def play(seed: int) -> Counter[str]:
                 world.redrive(world.rng.choice("AB"))
         world.store_fails = world.broker_fails = 0.0
         order = "AB" if world.is_fifo else world.rng.choice(["AB", "BA"])
-        for name in order:  # the last delivery of each message: a failure gives it up
+        for name in order:  # deliver each message a last time, after which it never comes back
             world.now += LEASE + 100
             in_a_process(lambda name=name: world.deliver(name, is_last=True))
         world.now += LEASE + 100

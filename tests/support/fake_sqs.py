@@ -1,9 +1,10 @@
 """A strict SQS in memory, with a clock that the test sets.
 
-It enforces rules that no local server enforces: twelve hours from the receive, the quota of
-messages in flight, ten attributes, stale receipt handles, retention, FIFO. It follows what AWS
-documents, or what recorded responses of AWS show. ``tests/unit/test_fake_sqs.py`` names the source
-of each rule. It has no long polls that wait, no policies, no KMS and no move tasks.
+It enforces rules that no local server enforces: the limit of twelve hours after a receive, the
+quota of messages in flight, the limit of ten attributes, and the rules of stale receipt handles, of
+retention and of FIFO queues. It follows what AWS documents, or what recorded responses of AWS show.
+``tests/unit/test_fake_sqs.py`` names the source of each rule. It has no long polls that wait, no
+policies, no KMS and no move tasks.
 """
 
 from __future__ import annotations

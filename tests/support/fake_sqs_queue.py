@@ -250,7 +250,7 @@ class Queue:
             message.sent_at, message.deduplication_id = now, message.id
         dlq.messages.append(message)
 
-    # Settling
+    # Deletes and changes of visibility
 
     def delete(self, handle: str) -> None:
         now, receipt = self._expire(), self._receipt(handle)

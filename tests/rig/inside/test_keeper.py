@@ -217,9 +217,9 @@ def receive_while_told(keeper: Keeper, client: Client, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_received_during_loss_notice(monkeypatch: pytest.MonkeyPatch, runs: bool) -> None:
-    """A message that is received again while its loss is reported is held and renewed.
+    """If a message is received again while the keeper reports its loss, the keeper renews it.
 
-    If its task runs, the run keeps its lease. Otherwise there is a new lease.
+    If its task is running, the run keeps its lease. Otherwise the message gets a new lease.
     """
     now, client = [1_000.0], Client(lambda name: "ReceiptHandleIsInvalid")
     keeper, freed = Keeper(clock=lambda: now[0]), list[int]()

@@ -207,8 +207,9 @@ def test_recall_behind_slow_call() -> None:
 def test_recall_despite_sqs_failure(kind: Kind, sent_again: bool) -> None:
     """The worker repeats a recall that SQS has refused.
 
-    If the response is lost, it does not repeat the recall, as another worker may have the message.
-    In that case it loses only one batch, and later one message now and then.
+    If the response is lost, the worker does not repeat the recall, because another worker may have
+    the message. Messages of such calls stay hidden until they are due. They are few: the first
+    batches, and then one message now and then.
     """
     scene = Scene()
     scene.outage()
@@ -512,9 +513,9 @@ def test_last_receive_waits_in_line() -> None:
 
 
 def test_slot_after_budget() -> None:
-    """A message whose slot is after its ``retry_for`` is hidden until just before its budget ends.
+    """If a message's slot comes after the end of its ``retry_for``, it is hidden until just before.
 
-    Then it waits in line for its slot.
+    At its next receive, it waits in line for its slot.
     """
     scene = Scene(provider=Provider("mail", rate="1/m"), retry_for=300.0)
     now = time.time()
@@ -594,7 +595,7 @@ def test_probe_needs_no_slot() -> None:
 def test_probe_waits_in_celery(rate: str | None) -> None:
     """The gate lets a probe run that has waited in Celery, for example for its ``rate_limit``.
 
-    It must not take the probe for another message while no second probe is due.
+    When the gate sees the message again, it still knows that this message is the probe.
     """
     scene = Scene(provider=Provider("mail", rate=rate))
     for i in range(6):

@@ -414,7 +414,7 @@ def test_bring_forward_after_failure():
 
 
 def test_not_before():
-    """The search for hidden messages skips those that must not run yet, without looking twice."""
+    """The search for hidden messages skips those that must not run yet. It looks once at each."""
     hidden = Hidden()
     for n in range(100):
         hidden.add(n, 900.0, Recall(hidden, not_before=500.0), 0.0)
@@ -425,7 +425,7 @@ def test_not_before():
 
 
 def test_furthest_first():
-    """Messages that are hidden longest come forward first. Only some of them are remembered."""
+    """The message that is hidden longest comes forward first. The table remembers a few of them."""
     hidden = Hidden(most=3)
     recall = Recall(hidden)
     for n in (2, 1, 3, 4):
