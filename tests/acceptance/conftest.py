@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.acceptance)
             if "make_scene" in getattr(item, "fixturenames", ()):
-                # The first test of the module starts the workers and waits for all their tasks.
+                # The first test of such a module starts the workers, and waits for all their tasks.
                 item.add_marker(pytest.mark.timeout(300))
 
 

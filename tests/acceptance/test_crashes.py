@@ -123,7 +123,8 @@ def test_delay(wreckage, how):
 def test_no_loop(wreckage):
     """The worker gives no message back without a delay.
 
-    Celery's ``task_reject_on_worker_lost`` does, so the task could crash again and again.
+    With Celery's ``task_reject_on_worker_lost`` there is no delay, so the task could crash over and
+    over.
     """
     assert wreckage.asked_to_hide
     assert 0 not in wreckage.asked_to_hide

@@ -159,7 +159,10 @@ def pool(request):
 
 @pytest.mark.hazard("H12", "H14")
 def test_runs(scene, pool):
-    """A task runs once, and again only for a retry, also if it takes three visibility timeouts."""
+    """A task runs once, and again only for a retry.
+
+    This also holds for a task that takes three visibility timeouts.
+    """
     runs = scene.runs(pool)
     expected = {"lasts": 1, "retries": 3, "succeeds": 6, "fails": 2, "cancelled": 2, "memory": 2}
     assert {task: len(found) for task, found in runs.items()} == expected

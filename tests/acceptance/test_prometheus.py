@@ -74,7 +74,7 @@ def prometheus(directory: Path, target: int) -> Iterator[Callable[[str], float]]
 @pytest.mark.skipif(PROMETHEUS is None, reason="needs Prometheus (Debian's package prometheus)")
 @pytest.mark.skipif(differs(RACES_WITH_ITSELF), reason="this SQS server loses or repeats messages")
 def test_counts_over_restarts(make_stage, tmp_path):
-    """Prometheus counts 1,000 tasks exactly although the pool's processes restart meanwhile."""
+    """Prometheus counts 1,000 tasks exactly, even while the pool replaces its processes."""
     port = free_port()
     stage = make_stage(
         conf={"sqs_backoff": {"prometheus_port": port}, "worker_max_tasks_per_child": 150}

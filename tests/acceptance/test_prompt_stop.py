@@ -1,4 +1,4 @@
-"""An idle worker stops as soon as a stock Celery worker on the same queue does."""
+"""An idle worker stops as fast as a stock Celery worker on the same queue."""
 
 from __future__ import annotations
 

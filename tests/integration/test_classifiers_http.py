@@ -474,7 +474,7 @@ def test_retries_end_with_status(provider):
     ],
 )
 def test_refusal_after_retry(provider, first, second, expected):
-    """If urllib3 has retried, the status of the first response counts too.
+    """If urllib3 has retried, the status of the first response also counts.
 
     The server may have done the work at the first attempt.
     """

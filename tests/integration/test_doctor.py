@@ -218,7 +218,7 @@ def test_no_permissions(diagnose, app, queue, proxy):
 
 
 def test_wrong_secret_key(diagnose, app, queue, proxy):
-    """The doctor reports a wrong secret key as such, and not as a missing permission.
+    """The doctor says that the secret key is wrong, and not that a permission is missing.
 
     Otherwise the user would change a policy, and the key would stay wrong.
     """

@@ -147,7 +147,7 @@ def test_drop_answer(proxy, payments):
 
 
 def test_times_per_id(proxy, payments):
-    """A fault hits only the requests that ``when`` selects, and each key only ``times`` times."""
+    """A fault hits only requests that ``when`` selects, and each key at most ``times`` times."""
     proxy.inject(fail(503, when=lambda request: request.json()["amount"] == 666, times=2, per=key))
 
     statuses = [

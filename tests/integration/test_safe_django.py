@@ -138,7 +138,7 @@ def test_store_asked(app, alias):
 def test_unsigned_records(app, alias):
     """The doctor warns if records in a shared store are not signed.
 
-    That is so if the project has neither a SECRET_KEY nor the setting ``secret``.
+    This happens in a project without a SECRET_KEY that does not set ``secret``.
     """
     from django.test import override_settings
 

@@ -348,7 +348,7 @@ def test_lost_connection(name, tmp_path):
 def test_lost_pool(tmp_path):
     """The store can write after all connections of its pool were lost.
 
-    With ``OPTIONS["pool"]``, the next connection that Django gives out may be lost too.
+    With ``OPTIONS["pool"]``, the next connection that Django gives out may also be lost.
     """
     from django.db import connections
 

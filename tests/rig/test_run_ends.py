@@ -356,7 +356,8 @@ def test_cold_shutdown(rig, pool):
 def test_end_while_worker_stops(rig, end):
     """A process that is lost while the worker stops does not count as a crash.
 
-    A supervisor may send its signal to the pool's processes too. A hard time limit still counts.
+    A supervisor may send its signal also to the pool's processes. A hard time limit still counts as
+    a crash.
     """
     rig.task(returns, crash_budget=1)
     message = rig.send()
@@ -612,7 +613,7 @@ def test_lost_before_it_runs(rig, pool):
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_lost_before_the_pool_has_it(rig, pool):
-    """A task that waits for a process does not go to the pool if its lease is lost meanwhile."""
+    """If a task's lease is lost while it waits for a process, it does not go to the pool."""
     ran = []
     rig.task(lambda self: ran.append(self.request.id))
     rig.start_worker(pool=pool)

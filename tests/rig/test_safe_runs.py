@@ -105,7 +105,7 @@ def test_outcome_of_last_requeue(rig, store, cause):
 
 
 def test_soft_limit_before_run(rig, store):
-    """After a soft time limit before the run, the task cannot have done its work.
+    """If a soft time limit comes before the run, the task cannot have done its work.
 
     So ``on_not_processed`` is called when the next run fails.
     """
@@ -276,7 +276,7 @@ def test_chain_after_workflow(rig, order, then, published):
     ids=["rejected", "chord not told"],
 )
 def test_settled_without_store(rig, store, body, reason):
-    """A worker gives a message up as its run has said, even if the store is away by then."""
+    """A worker gives a message up even if the store goes away while the task runs."""
     rig.task(body)
     message = rig.send(chord=rig.app.signature("sum"))
     run = rig.begin()

@@ -299,7 +299,7 @@ def test_backoff_held_up(rig):
 
 
 def test_backoff_too_late(rig):
-    """A worker stops its tries to hide a message once the message may be visible again.
+    """A worker no longer tries to hide a message that may already be visible again.
 
     Another worker may have received it by then.
     """

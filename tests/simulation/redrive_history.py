@@ -187,9 +187,9 @@ class History:
         assert +ledger.left == left
 
     def check_the_end(self, events: list[Any], report: RedriveReport | None) -> None:
-        """Check the last event: the redrive ends with one, and its numbers agree with the ledger.
+        """Check the last event of a redrive that was not killed.
 
-        This holds for each end of a redrive that was not killed.
+        Its numbers agree with the ledger.
         """
         assert self.world.run is not None
         if not events:  # the redrive has not begun, because it could not count the messages

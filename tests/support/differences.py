@@ -1,4 +1,4 @@
-"""List where SQS servers differ from each other so that a test sees it, with the source.
+"""List the differences between SQS servers that tests can notice, each with its source.
 
 A test that meets a difference still asserts what holds on that server.
 """

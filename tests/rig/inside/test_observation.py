@@ -185,7 +185,7 @@ class Changing(list[Request]):
 
 
 def test_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker counts running tasks by queue, even if Celery's set of them changes meanwhile."""
+    """The worker counts running tasks by queue, even while Celery changes its set of them."""
     requests = [Request("mails"), Request("mails"), Request("bulk"), Request(None)]
     for active in (requests, Changing(requests)):
         monkeypatch.setattr(state, "active_requests", active)

@@ -157,7 +157,7 @@ def test_outage_and_recovery() -> None:
 def test_recalled_no_longer_waits() -> None:
     """A recalled message no longer counts as waiting, whichever worker receives it.
 
-    Otherwise status, metrics and alerts would count it until it would have been due, for an hour.
+    Otherwise status, metrics and alerts would count it until its first due time, here for an hour.
     """
     scene, waiting = Scene(), Waiting(clock=lambda: 0.0)
     scene.keeper.events.subscribe(waiting)
@@ -309,7 +309,7 @@ def test_hand_over_at_stop(
 ) -> None:
     """A worker that stops lets the messages that it has hidden come back soon.
 
-    It does not do so for messages whose next receive is the last.
+    Messages whose next receive is the last stay hidden.
     """
     caplog.set_level("INFO")
     scene = Scene()

@@ -1,4 +1,4 @@
-"""Names of workers in the store, and our strategy on another broker."""
+"""The name of a worker in the store, and what Celery's strategy gets on another broker."""
 
 from __future__ import annotations
 

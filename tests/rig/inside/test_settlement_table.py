@@ -100,7 +100,8 @@ def cpu_seconds_to_renew(count):
 def test_cost_of_renewals():
     """The CPU time to renew messages grows about as fast as their number.
 
-    The test compares two numbers of messages, because their ratio also holds on a slow machine.
+    The test compares the times for two numbers of messages. Their ratio does not depend on the
+    machine's speed.
     """
     few = min(cpu_seconds_to_renew(5_000) for _ in range(3))
     assert cpu_seconds_to_renew(50_000) < 30 * few

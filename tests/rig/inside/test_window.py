@@ -103,7 +103,7 @@ def test_throughput_unknown() -> None:
     [(0.0151, 0.001, 15), (0.0151, 0.004, 3), (0.015, 0.1, 0), (0.3, 0.001, 300)],
 )
 def test_short_tasks(call: float, each: float, expected: int) -> None:
-    """The worker expects as many short tasks to end during a call as it has measured."""
+    """The worker measures how fast short tasks end, and expects as many to end during a call."""
     throughput = Throughput()
     work(throughput, now=1_000.0, call=call, each=each)
     assert throughput.settled_within() == pytest.approx(expected, abs=1)
