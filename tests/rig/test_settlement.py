@@ -678,7 +678,7 @@ def test_lost_and_back(rig):
 
 @pytest.mark.parametrize("renewal", ["fails", "hangs"])
 def test_not_renewed_in_time(rig, renewal):
-    """A run gets one notice that its lease was not renewed in time. Its end settles the message."""
+    """If a lease is not renewed in time, the run gets one notice, and still settles the message."""
     [message], [run] = begin(rig)
     if renewal == "hangs":
         rig.latency = 60.0

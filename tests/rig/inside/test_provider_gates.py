@@ -531,9 +531,9 @@ def test_slot_after_budget() -> None:
 
 
 def test_rate_after_budget() -> None:
-    """Messages whose ``retry_for`` is over also keep to the rate.
+    """The worker also keeps to the rate for messages whose ``retry_for`` is over.
 
-    After a stop of all workers, such messages still run once.
+    If all workers were stopped for a long time, such messages still run once.
     """
     scene = Scene(provider=Provider("mail", rate="1/s"), retry_for=600.0)
     facts = {"first_received_at": time.time() - 3600.0, "receive_count": 2}
