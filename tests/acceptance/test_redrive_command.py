@@ -330,7 +330,7 @@ def signalled(stage, proxy, tmp_path):
             proxy.set_latency(500)  # so that calls are under way when the signal comes
             for number in signals:
                 child.send_signal(number)
-                eventually(lambda: "Finishing" in output.read_text(), timeout=60)
+                eventually(lambda: "Waiting for SQS" in output.read_text(), timeout=60)
             return child.wait(60)
         finally:
             child.kill()
