@@ -71,7 +71,7 @@ def test_read_denied(caplog):
     "answer", [denied("ExpiredToken"), EndpointConnectionError(endpoint_url="x")]
 )
 def test_read_fails(answer):
-    """If a read fails for another reason, the worker does not assume defaults."""
+    """If a read fails for a passing reason, the worker does not assume defaults."""
     assert not read_queue(FakeClient(answer), URL).is_read
 
 

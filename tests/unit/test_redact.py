@@ -148,7 +148,7 @@ def test_long_texts():
 
 # Time
 
-#: Pieces of credentials. Texts made of them are those for which a search is most likely slow.
+#: Pieces of credentials. In texts that are made of them, a search is most likely slow.
 PIECES = (
     *("a-", "a.", "x-amz-", "token", "token_", "secret-", "password", "authorization", "://", "a:"),
     *("@", "eyJ", "sk-", "SG.", "AKIA", "-----BEGIN ", "PRIVATE KEY", "-----", "-----END ", "\\"),

@@ -224,7 +224,7 @@ def test_confirm_sent_twice(app, confirmed):
 
 @pytest.mark.parametrize("kind", ["text", "chain", "group", "no JSON"])
 def test_invalid_confirm(app, confirmed, kind):
-    """A ``confirm`` that is no single task, or no JSON, is refused before the step runs."""
+    """If ``confirm`` is not a single task with JSON arguments, the step is refused and not run."""
     confirm = app.tasks["confirm"]
     given = {
         "text": "confirm",

@@ -119,7 +119,7 @@ def test_message_of_weeks(app, fund, bank):
 
 
 def test_w3_failed_run(app, fund, bank):
-    """A failed run raises its error, keeps its recorded steps and frees the lock."""
+    """If a run fails, it raises its error, the recorded steps stay done, and the lock is free."""
     bank.ends = [None, ConnectionError("down")]
     with pytest.raises(ConnectionError):
         fund()

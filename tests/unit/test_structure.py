@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "foreign": {"text"},
     # The Django store has its model in contrib.django.
     "store": {"retry", "text", "threads", "contrib"},
-    # SQSBackoffTask has the methods of the outbox.
+    # SQSBackoffTask inherits ``delay_on_commit`` from contrib.django.
     "safe": {"retry", "store", "task", "text", "contrib"},
     "provider": {"retry", "sqs", "store", "signals", "text", "units"},
     "task": {"retry", "sqs", "store", "signals", "provider", "text", "threads"},

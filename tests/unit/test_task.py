@@ -113,7 +113,7 @@ def raised_by(task, *args, **facts):
 
 
 def error_of(task, failure):
-    """Run the task. Return the text of its error that leaves the process."""
+    """Run the task. Return what its process reports about the error."""
     with received(task, args=(failure,)) as run:
         with pytest.raises((type(failure), BackoffRetry)):
             task.run(failure)

@@ -51,7 +51,7 @@ def test_limit_with_escapes():
     ids=type,
 )
 def test_not_text(value, shown):
-    """Of a value that is no text, only None, a bool and a short number are shown, else its type."""
+    """A value that is no text is printed as its type, except None, a bool or a short number."""
     assert printable(value) == shown
 
 
