@@ -70,8 +70,8 @@ class Waiting:
     def now(self, queue: str) -> QueueNow:
         """Return numbers about the hidden messages of a queue, and about those given up."""
         with self._lock:
-            self._prune(self._clock())
-            hidden = [event for _, event in self._entries[queue].values()]
+            now = self._clock()
+            hidden = [event for due, event in self._entries[queue].values() if due > now]
             dead_letters = dict(self._dead_letters[queue])
         sent = [(one.sent_at, one.eta or 0.0) for one in hidden if one.sent_at is not None]
         return QueueNow(
