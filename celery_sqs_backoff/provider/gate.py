@@ -323,9 +323,9 @@ class ProviderGate:
         """
         message = replace(message, longest=max(delay, message.longest), own_delay=delay)
         hold = self._delay_after_failure(message, reply, delay, now, floor)
-        if self.state is GateState.RECOVERING:
-            floor = hold
-        return self._hide(message, hold, now, not_before=now + floor)
+        # In a recovery, a message that has failed is not brought forward before its hold ends.
+        earliest = hold if self.state is GateState.RECOVERING else floor
+        return self._hide(message, hold, now, not_before=now + earliest)
 
     def _delay_after_failure(
         self, message: Message, reply: Reply | None, delay: float, now: float, floor: float
