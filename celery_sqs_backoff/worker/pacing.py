@@ -47,11 +47,6 @@ _LOOK_SECONDS: Final = 0.05
 #: with each call, so a longer pause could miss a turn.
 _LONGEST_TURN_SECONDS: Final = 0.25
 
-#: Limit for messages that have a slot but have not begun: the number of slots in this time. If the
-#: limit were 0, a small pool would lose a third of its rate. Without a limit, many messages would
-#: begin together after a slow call.
-_OUTSTANDING_SECONDS: Final = 1.0
-
 #: Pause before the next search for messages to bring forward, if a search has failed.
 _AFTER_FAULT_SECONDS: Final = 1.0
 
@@ -68,8 +63,8 @@ class Pace:
 
     Slots belong to the line, so a due slot is for the message that has waited longest. A message
     that starts with a slot is outstanding until its task begins, or until the message is settled,
-    lost, or in line again. The number of outstanding messages is limited, and the line takes no
-    slots beyond this limit. So a worker whose tasks do not begin leaves slots to other workers.
+    lost, or in line again. The number of outstanding messages is limited. At this limit the line
+    takes no slots. So a worker whose tasks do not begin leaves slots to other workers.
 
     All workers share the slots if ``fleet`` gives them. While the store is away, and until all
     workers have noticed that it is back, the worker makes its own slots, at its share of the rate.
@@ -138,8 +133,13 @@ class Pace:
 
     @property
     def _room(self) -> int:
-        """How many more messages may be outstanding."""
-        return math.ceil(_OUTSTANDING_SECONDS * self._share) - len(self._outstanding)
+        """How many more messages may be outstanding.
+
+        After a slow call they begin together. So their number is limited to the slots of the time
+        by which a slot may be late. If calls keep a small pool busy for more than 80 % of the time,
+        some slots stay unused.
+        """
+        return math.ceil(LATEST_SECONDS * self._share) - len(self._outstanding)
 
     # Slots are given
 
@@ -168,7 +168,8 @@ class Pace:
             else:
                 wait += 1 / (self._share if now < self._apart_until else self._rate)
         is_near = self._times.free_at <= now + AHEAD_SECONDS
-        lacking = min(len(self.line), self._room) - len(self._slots) if is_near else 0
+        most = min(len(self.line), math.ceil(AHEAD_SECONDS * self._share))
+        lacking = most - len(self._slots) if is_near and not self.is_full else 0
         return max(0, lacking), dict(self._to_hide)
 
     def needs_store(self, now: float) -> bool:
@@ -269,7 +270,7 @@ class Pace:
         self._slots = [slot for slot in self._slots if slot >= now - LATEST_SECONDS]
         ready = len(self.line)
         if self.has_rate:
-            ready = min(ready, sum(slot <= now for slot in self._slots))
+            ready = max(0, min(ready, sum(slot <= now for slot in self._slots), self._room))
         for lease in list(self.line)[: self._gate.turns(ready, now) if ready else 0]:
             start = self.line.pop(lease)[0]
             lease.has_turn = True

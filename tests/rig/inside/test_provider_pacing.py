@@ -154,6 +154,24 @@ def test_full_line_asks_rarely() -> None:
     assert scene.store.calls <= 101
 
 
+def test_few_start_in_a_full_pool() -> None:
+    """While no task begins, the worker starts only the calls of a tenth of a second.
+
+    All of them begin at once when the pool is free again.
+    """
+    rate, started = 30.0, list[float]()
+    pacer = Pacer(lambda: now, threading.RLock(), lambda: None)
+    pacer._threads = [None, None]  # type: ignore[list-item]  # none is started
+    pace, now = make_pace(rate), 100.0
+    for _ in range(300):
+        join(pacer, pace, lambda: started.append(now))
+    for _ in range(300):
+        now += 0.01
+        for action in pacer.step(now):
+            action()
+    assert len(started) == 3
+
+
 # The threads
 
 
