@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeAlias
 
-from ..provider.gate import Look, Message, ProviderGate
+from ..provider.gate import ProviderGate
+from ..provider.holds import Look, Message
 from ..provider.settings import Provider
 from ..retry import budget
 from ..retry.budget import GiveUpReason

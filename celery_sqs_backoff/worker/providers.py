@@ -30,7 +30,8 @@ from ..observe.events import (
     WorkerEvent,
 )
 from ..provider.fleet import FleetSlots
-from ..provider.gate import GateState, Look, Message, ProviderGate
+from ..provider.gate import GateState, ProviderGate
+from ..provider.holds import Look, Message
 from ..provider.rate import HEADROOM, NEW_SECONDS, RETURNED_SECONDS
 from ..provider.settings import Provider
 from ..provider.tenant import digest_of, tenant_of

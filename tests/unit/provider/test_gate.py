@@ -12,22 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_sqs_backoff import FullJitter, Policy, Provider, Schedule
+from celery_sqs_backoff.provider.failures import REFUSED_SECONDS
 from celery_sqs_backoff.provider.gate import (
     CALM_SECONDS,
-    LEAST_GAIN_SECONDS,
-    LONGEST_HOLD_SECONDS,
     LONGEST_PAUSE_SECONDS,
     LONGEST_RETRY_AFTER_SECONDS,
-    LONGEST_SPREAD_SECONDS,
     MOST_CALLS,
     PAUSE_SHARE,
     PROBE_EXPIRES_SECONDS,
-    REFUSED_SECONDS,
-    SHORTEST_QUEUE_SECONDS,
     GateState,
+    ProviderGate,
+)
+from celery_sqs_backoff.provider.holds import (
+    LEAST_GAIN_SECONDS,
+    LONGEST_HOLD_SECONDS,
+    LONGEST_SPREAD_SECONDS,
+    SHORTEST_QUEUE_SECONDS,
     Look,
     Message,
-    ProviderGate,
 )
 from celery_sqs_backoff.provider.rate import RecoveryRate as Rate
 from celery_sqs_backoff.retry.decision import Reply
