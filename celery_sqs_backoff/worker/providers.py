@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
@@ -85,6 +85,7 @@ class Gate:
             owner.rng, failures=provider.failures, probe_interval=provider.probe_interval
         )
         self.pace = Pace(provider.name, provider.rate, fleet, self.core, self.hide_until, owner.rng)
+        self._probe: Lease | None = None
         self._recalled, self._told_at = 0, 0.0
 
     def keeps_back(
@@ -113,7 +114,6 @@ class Gate:
                 return False
         look = Look(waits=True) if is_well else self._look_at(lease, options, now)
         if lease.is_settled():
-            self.not_begun(lease)  # it may be a probe, and was lost while the gate decided
             return True
         if start is None or lease.has_turn or not (look.waits or needs_slot):
             return False
@@ -138,8 +138,7 @@ class Gate:
             look = self.core.arrived(message, now, waiting=waiting)
             if look.is_probe:
                 self._owner.tell(ProviderProbed(provider=self.provider.name, tenant=self.tenant))
-                lease.has_turn = True
-                self._replace_if_not_run(lease)
+                lease.has_turn, self._probe = True, lease
         self._owner.tell_now()
         if look.hide_seconds is not None:
             lease.recall = look.recall
@@ -158,13 +157,6 @@ class Gate:
         seconds = min(math.floor(until - now), max(1.0, _longest_hold(lease, lease.options)))
         lease.give_back(until=now + lease.delivery.visibility_delay(seconds, now=time.time()))
 
-    def lets_begin(self, lease: Lease, options: Options) -> bool:
-        """Return whether a message may begin, now that a process is free for it. If not, hide it.
-
-        Without this check, messages that waited for a process would run while the provider is down.
-        """
-        return not self.keeps_back(lease, options)
-
     def _message(self, lease: Lease, options: Options) -> Message:
         """Describe a message. Call it without the lock, because it calls the user's policy."""
         return Message.of(
@@ -182,24 +174,6 @@ class Gate:
         with self._owner.lock:
             now = self._owner.clock()
             return self.core.state is GateState.OPEN and not self.core.needs_probe(now)
-
-    def _replace_if_not_run(self, probe: Lease) -> None:
-        """Search for another probe if this one is settled or lost before its task begins."""
-        free = probe.free
-
-        def freed() -> None:
-            free()
-            if not probe.handed_to_pool():
-                self.not_begun(probe)
-
-        probe.free = freed
-
-    def not_begun(self, lease: Lease) -> None:
-        """Note that a message did not run. If it was the probe, search for another one."""
-        with self._owner.lock:
-            if self.core.probe == lease.message_id:
-                self.core.ended(lease.message_id, None, self._owner.clock())
-                self._owner.look_again(self)
 
     def ended(self, lease: Lease, ended: RunEnd) -> None:
         """Tell the gate how a run ended.
@@ -235,9 +209,16 @@ class Gate:
         return look.hide_seconds or 0.0
 
     def recalls(self, *, room: int) -> list[Lease]:
-        """Return the messages to bring forward now, at most ``room``. Call it with the lock."""
-        was = self.core.state
-        taken = self.core.recalls(self._owner.clock(), room=room, waiting=self.in_line)
+        """Return the messages to bring forward now, at most ``room``. Call it with the lock.
+
+        If the probe was settled or lost before its task began, search for another one.
+        """
+        was, now, probe = self.core.state, self._owner.clock(), self._probe
+        if probe is not None and probe.is_settled() and not probe.handed_to_pool():
+            self._probe = None
+            if self.core.probe == probe.message_id:
+                self.core.ended(probe.message_id, None, now)
+        taken = self.core.recalls(now, room=room, waiting=self.in_line)
         self._tell(was)
         if was is GateState.RECOVERING:
             self._recalled += len(taken)
@@ -305,7 +286,6 @@ class Gates:
         self._room = room
         self._app, self._worker = app, worker
         self._gates: OrderedDict[tuple[str, str], Gate] = OrderedDict()
-        self._differing: set[Provider] = set()
         self._told: deque[WorkerEvent] = deque()
 
     def of(self, provider: Any, tenant: str = "") -> Gate | None:
@@ -321,20 +301,9 @@ class Gates:
             if gate is None:
                 wanted = Provider(provider) if isinstance(provider, str) else provider
                 return self._make(wanted, tenant)
-            if gate.provider is not provider and not isinstance(provider, str):
-                self._compare(gate.provider, provider)
             if tenant:
                 self._gates.move_to_end((name, tenant))
             return gate
-
-    def _compare(self, first: Provider, other: Provider) -> None:
-        if other != first and other not in self._differing:
-            self._differing.add(other)
-            logger.warning(
-                "sqs_backoff.provider_differs: %s: tasks describe it with different settings;"
-                " the first description counts",
-                printable(first.name),
-            )
 
     def of_call(self, task: Any, payload: Callable[[], Any]) -> Gate | None:
         """Return the gate of one call of a task. Read the call's arguments only for a ``key``."""
@@ -460,18 +429,26 @@ class Gates:
 
 
 def introduce(app: Any, tasks: Iterable[Any]) -> None:
-    """Log a warning for each provider with a rate if the app names no store to share the rate."""
+    """Log a warning for each provider whose tasks disagree, or whose rate no store can share."""
+    named = (getattr(getattr(task, "backoff_options", None), "provider", None) for task in tasks)
+    providers = {each for each in named if isinstance(each, Provider)}
+    for name, number in sorted(Counter(each.name for each in providers).items()):
+        if number > 1:
+            logger.warning(
+                "sqs_backoff.provider_differs: %s: tasks describe it with different settings;"
+                " the task that runs first decides",
+                printable(name),
+            )
     if is_store_shared(app):
         return
-    named = (getattr(getattr(task, "backoff_options", None), "provider", None) for task in tasks)
-    limited = {each for each in named if isinstance(each, Provider) and each.rate is not None}
-    for provider in sorted(limited, key=lambda each: each.name):
-        logger.warning(
-            "sqs_backoff.rate_per_worker: %s: each worker makes up to %g calls a second,"
-            " because the app names no store for a rate that all share",
-            printable(provider.name),
-            provider.rate,
-        )
+    for provider in sorted(providers, key=lambda each: each.name):
+        if provider.rate is not None:
+            logger.warning(
+                "sqs_backoff.rate_per_worker: %s: each worker makes up to %g calls a second,"
+                " because the app names no store for a rate that all share",
+                printable(provider.name),
+                provider.rate,
+            )
 
 
 def _longest_hold(lease: Lease, options: Options) -> float:

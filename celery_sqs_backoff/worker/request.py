@@ -281,13 +281,12 @@ def may_begin(request: Any) -> bool:
     """
     lease: Lease = request.lease
     gate, options = lease.gate, lease.options
-    if not lease.may_start():
-        if gate is not None:
-            gate.not_begun(lease)
-    elif gate is None or options is None or gate.lets_begin(lease, options):
-        return True
-    forget(request)
-    return False
+    may_start = lease.may_start()
+    if may_start and gate is not None and options is not None:
+        may_start = not gate.keeps_back(lease, options)
+    if not may_start:
+        forget(request)
+    return may_start
 
 
 def forget(request: Request) -> None:

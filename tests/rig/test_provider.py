@@ -51,7 +51,7 @@ def test_gate_fails(rig, pool, monkeypatch):
     """
     rig.task(returns, provider=Provider("mail"))
     worker = rig.start_worker(pool=pool)
-    monkeypatch.setattr("celery_sqs_backoff.worker.providers.Gate.lets_begin", lambda *_: 1 / 0)
+    monkeypatch.setattr("celery_sqs_backoff.worker.providers.Gate.keeps_back", lambda *_: 1 / 0)
     messages = [rig.send() for _ in range(2)]
     rig.pass_time(1)
     for run in list(worker.runs):

@@ -93,7 +93,7 @@ class Scene:
 
     def run(self, name: str, ended: RunEnd) -> None:
         lease = self.lease(name)
-        assert self.gate.lets_begin(lease, self.options)
+        assert not self.gate.keeps_back(lease, self.options)
         self.gate.ended(lease, ended)
         lease.done()
         self.make_calls()
@@ -757,14 +757,15 @@ def test_probe_ends_before_run() -> None:
     scene.now += 200.0
     probe = scene.lease("probe")
     assert not scene.gate.keeps_back(probe, scene.options, list)
-    probe.free()
+    probe.give_back()
+    scene.gates.recall()
     scene.now += 200.0
     assert not scene.gate.keeps_back(scene.lease("next"), scene.options, list), (
         "the next message is no probe"
     )
 
 
-@pytest.mark.parametrize("when", ["is asked", "waits for a thread"])
+@pytest.mark.parametrize("when", ["is asked", "waits for a process"])
 def test_probe_lost_before_run(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """If a probe's lease is lost before its run, the gate takes another message as a probe.
 
@@ -785,9 +786,9 @@ def test_probe_lost_before_run(monkeypatch: pytest.MonkeyPatch, when: str) -> No
         assert scene.gate.keeps_back(probe, scene.options, list)
     else:
         assert not scene.gate.keeps_back(probe, scene.options, list)
-        probe.handed_to_pool = lambda: True
         probe.lose()
-        scene.gate.not_begun(probe)
+    assert scene.gate.core.probe == "probe"
+    scene.gates.recall()
     assert scene.gate.core.probe is None
 
 
@@ -806,7 +807,7 @@ def test_lost_while_gate_decides(
         return arrived(*args, **facts)
 
     monkeypatch.setattr(scene.gate.core, "arrived", lose)
-    assert not scene.gate.lets_begin(lease, scene.options)
+    assert scene.gate.keeps_back(lease, scene.options)
 
 
 def test_probe_lost_during_run() -> None:
@@ -817,7 +818,8 @@ def test_probe_lost_during_run() -> None:
     probe = scene.lease("probe")
     assert not scene.gate.keeps_back(probe, scene.options, list)
     probe.handed_to_pool = lambda: True
-    probe.free()
-    assert scene.gate.core.state is GateState.OPEN
+    probe.lose()
+    scene.gates.recall()
+    assert scene.gate.core.probe == "probe"
     scene.gate.ended(probe, RunEnd(End.RETURNED))
     assert scene.gate.core.state is GateState.RECOVERING
