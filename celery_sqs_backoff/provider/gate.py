@@ -53,9 +53,10 @@ LONGEST_PAUSE_SECONDS = 60.0
 LONGEST_RETRY_AFTER_SECONDS = 3600.0
 
 #: While the gate is OPEN, a message that is received again was probably brought forward by another
-#: worker, so it may serve as an early probe. In an outage of this length, holds also end without
-#: that. Then such an early probe needs at least this pause after the last probe.
-LATE_OUTAGE_SECONDS, LATE_NEWS_SECONDS = 1350.0, 40.0
+#: worker. Then the gate probes early, ``probe_interval`` after its last probe. In an outage of this
+#: length, holds also end by themselves. Then it probes early only after the next pause, or after
+#: this share of as many such messages as the worker has hidden.
+LATE_OUTAGE_SECONDS, LATE_PAUSE_SECONDS, EARLY_SHARE = 1350.0, 40.0, 0.1
 
 #: If the end of a probe is not reported within this time, another message may probe.
 PROBE_EXPIRES_SECONDS = 600.0
@@ -109,6 +110,7 @@ class ProviderGate:
         self._began: dict[str, float] = {}
         self.probe: str | None = None
         self._probed_at = self._busy_at = 0.0
+        self._seen_again = 0
         self._failures = FailuresInARow(failures, probe_interval)
 
     # A message has come due
@@ -120,7 +122,8 @@ class ProviderGate:
         """
         has_time, is_probe = message.longest > 0, False
         if self.state is GateState.OPEN:
-            is_probe = self._is_probe_due(now, is_news=message.receives > 1)
+            self._seen_again += message.receives > 1
+            is_probe = self.needs_probe(now)
             if not is_probe and has_time and not message.must_run:
                 return hide(message, self._choose_hold(message, now), self.hidden, now)
             if is_probe:
@@ -272,19 +275,19 @@ class ProviderGate:
 
     def needs_probe(self, now: float) -> bool:
         """Return whether the gate is open and the next message that comes due is a probe."""
-        return self.state is GateState.OPEN and self._is_probe_due(now, is_news=False)
+        is_probing = self.probe is not None and now < self._probed_at + PROBE_EXPIRES_SECONDS
+        if self.state is not GateState.OPEN or is_probing:
+            return False
+        pause, is_late = now - self._probed_at, now >= self.opened_at + LATE_OUTAGE_SECONDS
+        is_doubtful = is_late and pause < LATE_PAUSE_SECONDS
+        needed = max(1.0, EARLY_SHARE * len(self.hidden)) if is_doubtful else 1
+        is_early = self._seen_again >= needed and pause >= self._probe_interval
+        return is_early or now >= self.next_probe_at
 
     # Helpers
 
-    def _is_probe_due(self, now: float, *, is_news: bool) -> bool:
-        if self.probe is not None and now < self._probed_at + PROBE_EXPIRES_SECONDS:
-            return False
-        is_late = now >= self.opened_at + LATE_OUTAGE_SECONDS
-        pause = max(self._probe_interval, LATE_NEWS_SECONDS if is_late else 0.0)
-        return now >= self.next_probe_at or (is_news and now >= self._probed_at + pause)
-
     def _probe_later(self, now: float, retry_after: float | None) -> None:
-        self.probe, self._probed_at = None, now
+        self.probe, self._probed_at, self._seen_again = None, now, 0
         mean = max(self._probe_interval, PAUSE_SHARE * (now - self.opened_at))
         longest = max(LONGEST_PAUSE_SECONDS, self._probe_interval)
         pause = min(mean, longest) * self._rng.uniform(0.75, 1.25)

@@ -15,6 +15,7 @@ from celery_sqs_backoff import FullJitter, Policy, Provider, Schedule
 from celery_sqs_backoff.provider.failures import REFUSED_SECONDS
 from celery_sqs_backoff.provider.gate import (
     CALM_SECONDS,
+    LATE_OUTAGE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     LONGEST_RETRY_AFTER_SECONDS,
     MOST_CALLS,
@@ -292,6 +293,23 @@ def test_probe_from_another_worker() -> None:
     assert worker.look("new", now + 10).hide_seconds
     assert worker.look("brought forward", now + 10, receives=3).is_probe
     assert worker.look("another", now + 10, receives=3).hide_seconds
+
+
+def test_early_probe_in_long_outage() -> None:
+    """In a long outage, one message that is received again does not cause an early probe.
+
+    Its hold may have ended. If a tenth of the messages is received again between two probes, other
+    workers bring them forward.
+    """
+    worker = down()
+    for i in range(100):
+        worker.hide(f"m{i}", 1.0)
+    now = LATE_OUTAGE_SECONDS
+    worker.run("probe", FAILED, now)
+    for i in range(9):
+        assert worker.look(f"m{i}", now + 6.0, receives=2).hide_seconds
+    assert worker.look("new", now + 7.0).hide_seconds
+    assert worker.look("m9", now + 8.0, receives=2).is_probe
 
 
 def test_inconclusive_probe() -> None:
