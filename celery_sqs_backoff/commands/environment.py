@@ -64,8 +64,9 @@ def open_records(app: Any) -> Records:
 def until_signalled(stop: threading.Event) -> Iterator[None]:
     """Set the event on the first SIGINT, SIGTERM or SIGHUP.
 
-    The second signal raises KeyboardInterrupt, so the command ends without making SQS show hidden
-    messages again. Signals that the process ignores stay ignored (``nohup``).
+    After the first signal, the command still gives unsent messages back to SQS. The second signal
+    raises KeyboardInterrupt. Then the messages stay hidden until their holds end. If the process
+    ignores a signal (``nohup``), the signal stays ignored.
     """
 
     def on_signal(number: int, frame: FrameType | None) -> None:

@@ -50,7 +50,7 @@ class Shell:
         self._has_ended = False  # whether ``Finished`` was printed for scripts
         self._journal: str | None = None
         self._report: RedriveReport | None = None
-        self._has_started = False  # whether the run has begun, so that it may hide messages
+        self._has_started = False  # whether a look or a run has begun: both may hide messages
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -133,13 +133,13 @@ class Shell:
     def ask(self, *, is_answered: bool) -> int | None:
         """Look, print the plan, and ask the user. Return the exit code, or ``None`` to go on.
 
-        For a restore, only ask. If the user agrees to send messages with outcome UNKNOWN, too, set
-        ``include_unknown`` in the options.
+        For a restore, only ask. If there are messages with outcome UNKNOWN, ask whether to send
+        them. Keep the answer in the option ``include_unknown``.
 
         Arguments:
-            is_answered: do not ask, because of ``--yes``. With a rate, still look, and refuse the
-                run if SQS would delete messages before they can be sent. With ``--delete`` or
-                ``--force``, do not look.
+            is_answered: whether ``--yes`` was given. Then ask nothing, and print no plan. If a rate
+                is given without ``--delete`` and ``--force``, look, and refuse the run if SQS would
+                delete messages before they can be sent.
         """
         options = self._options
         if is_answered:

@@ -55,8 +55,9 @@ def estimate_receives(
 ) -> int:
     """Return the number of receives that 99 of 100 messages need until their retries end.
 
-    ``retry_for`` or ``max_retries`` ends the retries. If the task has neither, they never end, and
-    the number is 1,000, the most that SQS allows. The number is 1,001 if 1,000 are not enough.
+    ``retry_for`` or ``max_retries`` ends the retries. SQS allows at most 1,000 receives. If the
+    messages need more, the result is 1,001. If the task has neither option, its retries never end.
+    Then the result is 1,000.
 
     Args:
         backoff: the delay policy.

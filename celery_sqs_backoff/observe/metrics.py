@@ -20,7 +20,7 @@ from .board import WorkerNow
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-#: Pairs: the values of the labels, and the number.
+#: Readings of one metric. Each is a pair: the values of the labels, and the metric's value.
 _Readings: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 
 

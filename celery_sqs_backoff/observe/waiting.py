@@ -68,7 +68,7 @@ class Waiting:
             return {*self._entries, *self._dead_letters}
 
     def now(self, queue: str) -> QueueNow:
-        """Return numbers about the hidden messages of a queue, and about those given up."""
+        """Return how many messages of a queue are hidden, their times, and its dead letters."""
         with self._lock:
             now = self._clock()
             hidden = [event for due, event in self._entries[queue].values() if due > now]

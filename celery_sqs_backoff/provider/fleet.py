@@ -37,10 +37,11 @@ _MOST_TRIES = 50
 
 
 def present_seconds(rate: float) -> float:
-    """Return how many seconds a worker counts as one of the fleet after its last write.
+    """Return for how many seconds after its last write a worker counts as one of the fleet.
 
     In this time each of a hundred workers can take a slot. A longer time would waste more of the
-    rate: the share of a worker that has ended is unused while the store is away.
+    rate. While the store is away, a worker that has ended still counts, and no worker uses its
+    share.
 
     Arguments:
         rate: slots a second.

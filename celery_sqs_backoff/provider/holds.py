@@ -1,7 +1,8 @@
-"""Decides for how long a worker hides a message for its provider, and which come back early.
+"""Decides how long a worker hides messages for a provider, and how many it brings forward.
 
-A hold is the time for which SQS hides a message. The worker can end most holds early. So a hold
-may be long. It lasts to its end if the worker is killed. Times are seconds of one clock.
+A hold is the time for which SQS hides a message. A hold may be long, because the worker can end
+most holds early (``Message.is_recallable``). If the worker is killed, its holds last to their ends.
+Times are seconds of one clock.
 """
 
 from __future__ import annotations
@@ -147,7 +148,10 @@ def hold_while_down(message: Message, outage: float, rng: RandomSource) -> float
 
 
 def hold_until_turn(message: Message, turn: float) -> float:
-    """Return how long to hide a message whose turn comes after ``turn`` seconds of a recovery."""
+    """Return for how many seconds to hide a message while its provider recovers.
+
+    ``turn``: estimated seconds from now until the message's turn.
+    """
     if not message.is_recallable:
         return min(message.longest, message.own_delay)
     hold = min(max(SHORTEST_QUEUE_SECONDS, HOLD_FACTOR * turn), LONGEST_QUEUE_SECONDS)
@@ -190,7 +194,9 @@ class Pull:
         self._factor, self._owed, self._counted_at = 1.0, 1.0, now
 
     def count(self, rate: float, waiting: int, now: float) -> int:
-        """Return how many messages to bring forward now, at most. Tell ``took`` how many it were.
+        """Return how many messages the worker may bring forward now, at most.
+
+        The caller then passes the number that it has brought forward to :meth:`took`.
 
         Arguments:
             rate: calls a second that the worker may make.

@@ -1,18 +1,19 @@
 """Decides when the next call to a provider may begin.
 
-:class:`Times` keeps the agreed rate. :class:`RecoveryRate` follows the capacity of a provider that
-recovers. A call begins when both allow it.
+:class:`Times` keeps the agreed rate, which is the ``rate`` of the provider's settings.
+:class:`RecoveryRate` follows the capacity of a provider that recovers. A call begins when both
+allow it.
 
-A slot is a time at which one call may begin. Slots are ``1 / rate`` seconds apart. GCRA (generic
-cell rate algorithm, ITU-T I.371, annex A) needs one number for that, the time of the next free
-slot. A worker takes slots of the next second for messages that it holds. If a message would have to
-wait for longer, the worker hides it until a time of return. The times of return are a second row of
-times, a little further apart than the slots. So hidden messages return one by one, whichever worker
-receives them. No slot is kept for a hidden message, because SQS may show it late, or to another
-worker.
+A slot is a time at which one call may begin. Slots are ``1 / rate`` seconds apart. To give out
+slots, GCRA (generic cell rate algorithm, ITU-T I.371, annex A) keeps only the time of the next free
+slot. A worker takes slots at most one second ahead, for messages that it holds. If a message would
+wait too long for its slot, the worker hides it until a time of return. The times of return are a
+second series, a little further apart than the slots. So hidden messages return one by one,
+whichever worker receives them. A hidden message has no slot yet, because SQS may show it late, or
+to another worker.
 
-The two numbers of :class:`Times` are the whole state. If workers share a rate, the numbers are in
-the store (``provider.fleet``). This module reads no clock: times are passed in.
+An agreed rate needs no state except the two numbers of :class:`Times`. If workers share the rate,
+these numbers are in the store (``provider.fleet``). This module reads no clock: callers pass times.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ from .message import DlqMessage
 #: treats an unsent message as in doubt.
 _SYNCED = {"sending", "sent", "ended"}
 
-#: After a journal line of these kinds, the next run does not need to know the message.
+#: Journal lines of these kinds end the record of a message: SQS has not accepted it, or it has
+#: left the source. The next run treats such a message as a new one.
 _SETTLED = {"unsent", "deleted", "gone"}
 
 

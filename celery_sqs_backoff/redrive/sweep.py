@@ -85,7 +85,9 @@ class Sweep:
                 worker.start()
             for worker in workers:
                 worker.join()
-        except BaseException:  # a second signal: wait only two seconds for SQS's answers
+        except BaseException:
+            # The user has sent a second signal, or a thread could not start. Wait for SQS's answers
+            # for two seconds at most.
             self.halt.finish()
             until = monotonic() + GRACE_SECONDS
             for worker in workers:

@@ -21,9 +21,9 @@ from .policies import FullJitter, Policy, RandomSource, to_seconds
 
 logger = logging.getLogger(__name__)
 
-#: While a provider is down, its messages are hidden without a run. Each gets a last run this many
-#: seconds before ``retry_for`` ends, or this share of ``retry_for`` before the end if that is less.
-#: The time is needed because SQS shows a message a little late, and the worker may be busy.
+#: While a provider is down, its messages are hidden without a run. Each message gets a last run
+#: shortly before its ``retry_for`` ends: a minute before the end, or a tenth of ``retry_for`` if
+#: this is shorter. SQS shows a message a little late, and the worker may be busy.
 LAST_RUN_SECONDS, LAST_RUN_SHARE = 60.0, 0.1
 
 
@@ -220,8 +220,8 @@ def draw_delay(
 ) -> float:
     """Draw the delay in seconds after failure number ``attempt`` (1 = the first).
 
-    If the policy raises, or returns anything but seconds from 0 up, this function logs
-    ``sqs_backoff.backoff_broken`` and draws the delay from ``FullJitter()``.
+    The policy must return 0 or more seconds. If it raises or returns another value, this function
+    logs ``sqs_backoff.backoff_broken`` and draws the delay from ``FullJitter()``.
 
     Arguments:
         options: the task's options, with ``backoff`` and ``fifo_cap``.

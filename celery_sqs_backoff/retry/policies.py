@@ -65,8 +65,8 @@ class _Growing(Policy):
         try:
             return min(self.cap, self.base * factor**times)
         except OverflowError:
-            # No float is above 2**1024, and attempt 10,000 would be. The delay reached the cap long
-            # before.
+            # The power is too large for a float, for example at attempt 10,000. The delay has
+            # reached the cap long before.
             return self.cap
 
 

@@ -39,7 +39,7 @@ class Passage:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first run of the message that has passed."""
+        """Whether no other run of the same message passed this guard before this run."""
         return bool(self.record.fields["run"] == self.run and not self.record.fields["shared"])
 
     @property

@@ -157,8 +157,8 @@ def read_end(exc: TaskPredicate, *, is_named: bool = False) -> RunEnd:
 def pack(exc: BaseException, report: Report, *, traceback: str, internal: bool) -> Any:
     """Return a small ``ExceptionInfo`` with the report, without frames or the exception's own data.
 
-    It is a new object, because a hook of the task may have kept Celery's own. That is possible in
-    the pools that share the worker's process.
+    This function does not change Celery's ``ExceptionInfo``, because a hook of the task may still
+    refer to it. This can happen in pools that run tasks in the worker's process.
     """
     info = ExceptionInfo.__new__(ExceptionInfo)
     info.exception = _stand_in(exc)

@@ -70,7 +70,10 @@ _RETURNED: Final = Report(RunEnd(End.RETURNED))
 
 
 class Aborted(BaseException):
-    """Raised in place of a ``MemoryError``, because Celery would store that as a FAILURE."""
+    """Raised in place of a ``MemoryError`` that no rule of the task classifies.
+
+    Celery would store the ``MemoryError`` as a FAILURE.
+    """
 
 
 # Around Celery's tracer

@@ -107,8 +107,8 @@ def _strategy_of_another_broker(task: Any, *args: Any, **options: Any) -> Callab
 def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
     """Check each message once more just before Celery hands its task to the pool.
 
-    The worker must still hold the message. If it has waited in Celery, for its ETA or a rate limit,
-    it must also pass ``Admission.admit`` again.
+    The worker must still hold the message. A message that has waited in Celery, for its ETA or a
+    rate limit, must also pass ``Admission.admit`` again.
     """
     hand_to_pool: Callable[[Any], object] = consumer.on_task_request
 

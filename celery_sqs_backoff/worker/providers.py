@@ -93,16 +93,17 @@ class Gate:
     ) -> bool:
         """Keep a message back if it must not start now. Return whether it must not start.
 
-        While the provider is down, SQS hides the message. It waits here for a slot at the agreed
-        rate, and for its turn while the provider recovers. A message that is settled or lost must
-        not start either.
+        While the provider is down, SQS hides the message. While the provider recovers, the message
+        waits in this worker for its turn. If the provider has an agreed rate, the message waits for
+        a slot. A message that is settled or lost must not start.
 
-        A message at the last receive that the queue allows is not hidden, because SQS would move it
-        at the next one. A message without time left (``retry.budget.longest_hold``) is not hidden
-        either.
+        Two kinds of messages are never hidden. One is a message at the last receive that its queue
+        allows: at the next receive, SQS would move it to the dead-letter queue. The other is a
+        message without time left (``retry.budget.longest_hold``).
 
         Arguments:
-            start: called when its turn comes. ``None``: its task begins now, so it cannot wait.
+            start: called when the message's turn comes. ``None``: the task begins now, so the
+                message cannot wait.
         """
         now = self._owner.clock()
         with self._owner.lock:
@@ -124,7 +125,8 @@ class Gate:
             with self._owner.lock:
                 # The gate has noted a run, but the message must wait for its slot first.
                 self.core.ended(lease.message_id, None, now)
-        # If too many tasks with slots have not begun, the message waits for a process, not a slot.
+        # If the line is full, its tasks with slots wait for a process. Then this message waits for
+        # a process, too, so it keeps its place in the prefetch window.
         lease.keeps_place = self.pace.is_full
         self._owner.pacer.join(self.pace, lease, start, longest, hold)
         return True
@@ -374,7 +376,10 @@ class Gates:
                 self.events.emit(self._told.popleft())
 
     def look_again(self, gate: Gate) -> None:
-        """Let the pacer search for messages to bring forward soon, unless the gate is closed."""
+        """Let the pacer search now for hidden messages to bring forward.
+
+        If the gate is closed, do nothing.
+        """
         if gate.core.state is not GateState.CLOSED:
             self.pacer.look_soon()
 

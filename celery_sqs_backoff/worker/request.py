@@ -51,10 +51,11 @@ class SettledBeforeRun(Exception):
 
 
 class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
-    """A request of Celery that settles its message by a lease, where Celery acks or rejects it.
+    """A Celery request that settles its message by a :class:`.Lease`, not by an ack or a reject.
 
     Raises:
-        SettledBeforeRun: ``Admission.admit`` has given the message up. It is settled now.
+        SettledBeforeRun: ``Admission.admit`` has decided to give the message up, and the
+            constructor has settled it.
     """
 
     acknowledged: bool  # Celery's own attribute. Here it means that the message is settled.

@@ -35,8 +35,8 @@ _MAX_AHEAD = 3
 #: other part keeps the processes busy during the next call.
 _CALLS_AHEAD = 2
 
-#: Held messages that may wait for something other than a process, such as their ETA or a rate
-#: limit, in addition to the window.
+#: Besides its window, a worker holds at most this many messages that do not wait for a process, but
+#: for their ETA or a rate limit, for example.
 MAX_BLOCKED = 100
 
 #: The window where the user wants no limit (prefetch multiplier 0).
