@@ -9,7 +9,8 @@ from ..retry.decision import Reply
 #: At least this many messages must fail, because the cause may be in a single message.
 MESSAGES = 2
 
-#: A provider that has refused every call for this time counts as down.
+#: If all failures in a row are refusals, the provider counts as down when its last success is this
+#: long ago.
 REFUSED_SECONDS = 60.0
 
 #: While a provider recovers, there are few calls. If half of them fail, some fail in a row by

@@ -25,6 +25,7 @@ This module makes no calls and reads no clock. Times are passed in, as seconds o
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -52,10 +53,10 @@ LONGEST_PAUSE_SECONDS = 60.0
 #: A longer Retry-After counts as this time.
 LONGEST_RETRY_AFTER_SECONDS = 3600.0
 
-#: While the gate is OPEN, a message that is received again was probably brought forward by another
-#: worker. Then the gate probes early, ``probe_interval`` after its last probe. In an outage of this
-#: length, holds also end by themselves. Then it probes early only after the next pause, or after
-#: this share of as many such messages as the worker has hidden.
+#: While the gate is OPEN, a message that is received again suggests that another worker brings
+#: messages forward. Then the gate probes early, ``probe_interval`` after its last probe. In an
+#: outage of this length, holds also end by themselves. Then the gate probes early only after this
+#: pause, or after this share of as many such messages as the worker has hidden.
 LATE_OUTAGE_SECONDS, LATE_PAUSE_SECONDS, EARLY_SHARE = 1350.0, 40.0, 0.1
 
 #: If the end of a probe is not reported within this time, another message may probe.
@@ -110,30 +111,37 @@ class ProviderGate:
         self._began: dict[str, float] = {}
         self.probe: str | None = None
         self._probed_at = self._busy_at = 0.0
-        self._seen_again = 0
+        self._retry_at, self._seen_again = 0.0, 0
         self._failures = FailuresInARow(failures, probe_interval)
 
     # A message has come due
 
-    def arrived(self, message: Message, now: float, *, waiting: int) -> Look:
-        """Decide about a message that has come due. ``waiting``: others that wait for their turn.
+    def arrived(
+        self, message: Message, now: float, *, waiting: int, needs_slot: bool = False
+    ) -> Look:
+        """Decide about a message that has come due. If it may run, note that it runs.
 
-        If the message may run, note that it runs.
+        Arguments:
+            message: the message.
+            now: seconds.
+            waiting: other messages that wait in the worker for their turn.
+            needs_slot: whether a rate is agreed. Then a message takes its token in :meth:`turns`.
         """
         has_time, is_probe = message.longest > 0, False
         if self.state is GateState.OPEN:
             self._seen_again += message.receives > 1
             is_probe = self.needs_probe(now)
-            if not is_probe and has_time and not message.must_run:
-                return hide(message, self._choose_hold(message, now), self.hidden, now)
             if is_probe:
                 self.probe, self._probed_at = message.id, now
+            elif has_time and not message.must_run:
+                return hide(message, self._choose_hold(message, now), self.hidden, now)
         elif (
             self.state is GateState.RECOVERING
             and has_time
-            and (waiting or not self.rate.take(1, now))
+            and (waiting or needs_slot or not self.rate.take(1, now))
         ):
-            self._busy_at = self.rate.short_at = now
+            if not needs_slot:  # else it may wait for its slot alone
+                self._busy_at = self.rate.short_at = now
             if message.must_run or not waiting or (waiting + 1) / self.rate.rate <= NEAR_SECONDS:
                 return _WAIT
             turn = (len(self.hidden) + 1) / self.rate.rate
@@ -187,7 +195,7 @@ class ProviderGate:
                 self._recover(now)
             elif self.state is GateState.OPEN:
                 # A call that is not the probe has succeeded, so the provider may be back.
-                self.next_probe_at = min(self.next_probe_at, now)
+                self.next_probe_at = self._retry_at = min(self.next_probe_at, now)
             elif self.state is GateState.RECOVERING and was_quiet:
                 self.rate.start_again()
         elif is_probe:
@@ -241,7 +249,11 @@ class ProviderGate:
             waiting: messages that wait for their turn.
         """
         if self.state is GateState.OPEN:
-            return self._recall_probe(now) if room else []
+            message = self.hidden.to_probe_with(now) if room and self.needs_probe(now) else None
+            if message is None:
+                return []
+            self._plan_probe(now)  # also here, because another worker may receive the message
+            return [message]
         if self.state is GateState.CLOSED:
             return []
         if len(self.hidden):
@@ -262,8 +274,7 @@ class ProviderGate:
         """
         if self.state is GateState.CLOSED:
             return []
-        is_down = self.state is GateState.OPEN
-        return spread_returns(self.hidden, now, self._rng, is_down=is_down)
+        return spread_returns(self.hidden, now, self._rng, is_down=self.state is GateState.OPEN)
 
     # Queries
 
@@ -276,22 +287,25 @@ class ProviderGate:
     def needs_probe(self, now: float) -> bool:
         """Return whether the gate is open and the next message that comes due is a probe."""
         is_probing = self.probe is not None and now < self._probed_at + PROBE_EXPIRES_SECONDS
-        if self.state is not GateState.OPEN or is_probing:
+        if self.state is not GateState.OPEN or is_probing or now < self._retry_at:
             return False
         pause, is_late = now - self._probed_at, now >= self.opened_at + LATE_OUTAGE_SECONDS
-        is_doubtful = is_late and pause < LATE_PAUSE_SECONDS
-        needed = max(1.0, EARLY_SHARE * len(self.hidden)) if is_doubtful else 1
-        is_early = self._seen_again >= needed and pause >= self._probe_interval
+        is_unsure = is_late and pause < LATE_PAUSE_SECONDS
+        needed = EARLY_SHARE * len(self.hidden) or math.inf if is_unsure else 1
+        is_early = self._seen_again >= max(1, needed) and pause >= self._probe_interval
         return is_early or now >= self.next_probe_at
 
     # Helpers
 
     def _probe_later(self, now: float, retry_after: float | None) -> None:
         self.probe, self._probed_at, self._seen_again = None, now, 0
-        mean = max(self._probe_interval, PAUSE_SHARE * (now - self.opened_at))
-        longest = max(LONGEST_PAUSE_SECONDS, self._probe_interval)
-        pause = min(mean, longest) * self._rng.uniform(0.75, 1.25)
-        self.next_probe_at = now + max(pause, min(retry_after or 0.0, LONGEST_RETRY_AFTER_SECONDS))
+        self._retry_at = now + min(retry_after or 0.0, LONGEST_RETRY_AFTER_SECONDS)
+        self._plan_probe(now)
+
+    def _plan_probe(self, now: float) -> None:
+        share = min(PAUSE_SHARE * (now - self.opened_at), LONGEST_PAUSE_SECONDS)
+        pause = max(self._probe_interval, share) * self._rng.uniform(0.75, 1.25)
+        self.next_probe_at = max(now + pause, self._retry_at)
 
     def _recover(self, now: float) -> None:
         self.state, self.probe = GateState.RECOVERING, None
@@ -306,16 +320,3 @@ class ProviderGate:
         if self._keeps(message):
             return hold_while_down(message, now - self.opened_at, self._rng)
         return min(message.longest, max(0.0, self.next_probe_at - now) + message.own_delay)
-
-    def _recall_probe(self, now: float) -> list[Any]:
-        """Return the message to probe with, in a list, if a probe is due.
-
-        The worker that receives it probes. It may be another worker, so plan the next probe, too.
-        """
-        message = self.hidden.to_probe_with(now) if self.needs_probe(now) else None
-        if message is None:
-            return []
-        probed_at = self._probed_at
-        self._probe_later(now, None)  # in case another worker receives this message
-        self._probed_at = probed_at
-        return [message]

@@ -169,13 +169,7 @@ def hold_after_failure(
 ) -> float:
     """Return how long to hide a message that has failed while its provider was not down.
 
-    In a recovery it may be less than ``delay``, because the rate decides when the message runs.
-    Without a recovery it may be less only if the provider has refused the call by name, as with a
-    429 or a Retry-After.
-
-    Arguments:
-        delay: seconds for which its policy and a Retry-After would hide the message.
-        floor: the message is hidden for at least this many seconds. Never above ``delay``.
+    See :meth:`.ProviderGate.failed` for the reasons and arguments.
     """
     is_quick = reply is Reply.REFUSED or (is_recovering and reply is Reply.FAILED)
     if not (message.is_recallable and is_quick):

@@ -47,6 +47,14 @@ _LOOK_SECONDS: Final = 0.05
 #: with each call, so a longer pause could miss a turn.
 _LONGEST_TURN_SECONDS: Final = 0.25
 
+#: Limit for messages that have a slot but have not begun: the number of slots in this time. After a
+#: slow call they begin together, so a second can hold a fifth more calls. With a lower limit, a
+#: small pool would not use its rate.
+_OUTSTANDING_SECONDS: Final = 0.2
+
+#: Tasks that have not begun in this time wait for a process.
+_STUCK_SECONDS: Final = 1.0
+
 #: Pause before the next search for messages to bring forward, if a search has failed.
 _AFTER_FAULT_SECONDS: Final = 1.0
 
@@ -63,8 +71,8 @@ class Pace:
 
     Slots belong to the line, so a due slot is for the message that has waited longest. A message
     that starts with a slot is outstanding until its task begins, or until the message is settled,
-    lost, or in line again. The number of outstanding messages is limited. At this limit the line
-    takes no slots. So a worker whose tasks do not begin leaves slots to other workers.
+    lost, or in line again. The number of outstanding messages is limited, and the line takes no
+    slots beyond this limit. So a worker whose tasks do not begin leaves slots to other workers.
 
     All workers share the slots if ``fleet`` gives them. While the store is away, and until all
     workers have noticed that it is back, the worker makes its own slots, at its share of the rate.
@@ -100,7 +108,8 @@ class Pace:
         #: The calls that hide the messages with a time of return.
         self._hiding: list[Callable[[], object]] = []
         self._slots: list[float] = []
-        self._outstanding: list[Lease] = []
+        #: Each with the time of its start.
+        self._outstanding: dict[Lease, float] = {}
         self._last_slot = -math.inf
         self._workers, self._told_at = _WORKERS_UNKNOWN, -math.inf
         self._times = Times()
@@ -121,10 +130,10 @@ class Pace:
         """Whether the worker uses its own slots until the store answers again."""
         return self._apart_until == math.inf
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the line takes no slots now, because too many tasks with slots have not begun."""
-        return self.has_rate and self._room <= 0
+    def is_stuck(self, now: float) -> bool:
+        """Return whether the line takes no slots, because tasks with slots wait for a process."""
+        is_full = self.has_rate and self._room <= 0
+        return is_full and now - min(self._outstanding.values()) > _STUCK_SECONDS
 
     @property
     def _share(self) -> float:
@@ -133,13 +142,8 @@ class Pace:
 
     @property
     def _room(self) -> int:
-        """How many more messages may be outstanding.
-
-        After a slow call they begin together. So their number is limited to the slots of the time
-        by which a slot may be late. If calls keep a small pool busy for more than 80 % of the time,
-        some slots stay unused.
-        """
-        return math.ceil(LATEST_SECONDS * self._share) - len(self._outstanding)
+        """How many more messages may be outstanding."""
+        return math.ceil(_OUTSTANDING_SECONDS * self._share) - len(self._outstanding)
 
     # Slots are given
 
@@ -157,9 +161,9 @@ class Pace:
             del self.line[lease]
         if not self.has_rate:
             return 0, {}
-        self._outstanding = [
-            lease for lease in self._outstanding if lease.has_turn and not lease.is_settled()
-        ]
+        for lease in list(self._outstanding):
+            if not lease.has_turn or lease.is_settled():
+                del self._outstanding[lease]
         wait = max(0.0, self._times.free_at - now)
         for lease, (_, longest, hold) in list(self.line.items())[len(self._slots) :]:
             if wait > longest:
@@ -168,8 +172,7 @@ class Pace:
             else:
                 wait += 1 / (self._share if now < self._apart_until else self._rate)
         is_near = self._times.free_at <= now + AHEAD_SECONDS
-        most = min(len(self.line), math.ceil(AHEAD_SECONDS * self._share))
-        lacking = most - len(self._slots) if is_near and not self.is_full else 0
+        lacking = min(len(self.line), self._room) - len(self._slots) if is_near else 0
         return max(0, lacking), dict(self._to_hide)
 
     def needs_store(self, now: float) -> bool:
@@ -270,13 +273,13 @@ class Pace:
         self._slots = [slot for slot in self._slots if slot >= now - LATEST_SECONDS]
         ready = len(self.line)
         if self.has_rate:
-            ready = max(0, min(ready, sum(slot <= now for slot in self._slots), self._room))
+            ready = min(ready, sum(slot <= now for slot in self._slots))
         for lease in list(self.line)[: self._gate.turns(ready, now) if ready else 0]:
             start = self.line.pop(lease)[0]
             lease.has_turn = True
             if self.has_rate:
                 self._slots.pop(0)
-                self._outstanding.append(lease)
+                self._outstanding[lease] = now
             actions.append(start)
         if not self.line:
             self._slots.clear()

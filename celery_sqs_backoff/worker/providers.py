@@ -108,7 +108,7 @@ class Gate:
         now = self._owner.clock()
         with self._owner.lock:
             if self.core.probe == lease.message_id:
-                lease.has_turn = True  # a probe needs no slot
+                lease.has_turn, self._probe = True, lease  # a probe needs no slot
             is_well, needs_slot = self.core.state is GateState.CLOSED, self.pace.has_rate
             can_begin = lease.has_turn or (is_well and not needs_slot) or start is None
             if can_begin and self.core.begins(lease.message_id, now):
@@ -125,9 +125,9 @@ class Gate:
             with self._owner.lock:
                 # The gate has noted a run, but the message must wait for its slot first.
                 self.core.ended(lease.message_id, None, now)
-        # If the line is full, its tasks with slots wait for a process. Then this message waits for
-        # a process, too, so it keeps its place in the prefetch window.
-        lease.keeps_place = self.pace.is_full
+        # If tasks with slots wait for a process, this message waits for a process, too. Then it
+        # keeps its place in the prefetch window.
+        lease.keeps_place = self.pace.is_stuck(now)
         self._owner.pacer.join(self.pace, lease, start, longest, hold)
         return True
 
@@ -135,9 +135,8 @@ class Gate:
         """Let the gate decide about a message. Hide the message if the gate decides so."""
         message = self._message(lease, options)
         with self._owner.lock:
-            # With an agreed rate, the message waits for its slot before it takes a token.
-            waiting = max(self.in_line, int(self.pace.has_rate))
-            look = self.core.arrived(message, now, waiting=waiting)
+            needs_slot = self.pace.has_rate
+            look = self.core.arrived(message, now, waiting=self.in_line, needs_slot=needs_slot)
             if look.is_probe:
                 self._owner.tell(ProviderProbed(provider=self.provider.name, tenant=self.tenant))
                 lease.has_turn, self._probe = True, lease
@@ -213,7 +212,7 @@ class Gate:
     def recalls(self, *, room: int) -> list[Lease]:
         """Return the messages to bring forward now, at most ``room``. Call it with the lock.
 
-        If the probe was settled or lost before its task began, search for another one.
+        If the probe was settled or lost before its task began, plan the next one.
         """
         was, now, probe = self.core.state, self._owner.clock(), self._probe
         if probe is not None and probe.is_settled() and not probe.handed_to_pool():
@@ -436,7 +435,7 @@ class Gates:
 def introduce(app: Any, tasks: Iterable[Any]) -> None:
     """Log a warning for each provider whose tasks disagree, or whose rate no store can share."""
     named = (getattr(getattr(task, "backoff_options", None), "provider", None) for task in tasks)
-    providers = {each for each in named if isinstance(each, Provider)}
+    providers = {Provider(each) if isinstance(each, str) else each for each in named if each}
     for name, number in sorted(Counter(each.name for each in providers).items()):
         if number > 1:
             logger.warning(

@@ -10,9 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
 
 from celery_sqs_backoff import FullJitter, Provider
 from celery_sqs_backoff.observe.board import ProviderNow
@@ -38,7 +40,7 @@ from celery_sqs_backoff.worker import providers
 from celery_sqs_backoff.worker.keeper import Keeper
 from celery_sqs_backoff.worker.lease import Lease
 from celery_sqs_backoff.worker.lease import State as LeaseState
-from celery_sqs_backoff.worker.providers import MOST_TENANTS, Gate, Gates
+from celery_sqs_backoff.worker.providers import MOST_TENANTS, Gate, Gates, introduce
 
 QUEUE = Queue("http://sqs/1/mail", visibility_timeout_seconds=30)
 
@@ -823,3 +825,17 @@ def test_probe_lost_during_run() -> None:
     assert scene.gate.core.probe == "probe"
     scene.gate.ended(probe, RunEnd(End.RETURNED))
     assert scene.gate.core.state is GateState.RECOVERING
+
+
+def test_different_descriptions(caplog: pytest.LogCaptureFixture) -> None:
+    """At its start, the worker warns if tasks describe one provider with different settings."""
+    same, named = Provider("same", failures=8), Provider("mail", failures=8)
+
+    def task(provider: Provider | str | None) -> Any:
+        return SimpleNamespace(backoff_options=Options(provider=provider))
+
+    tasks = [task(each) for each in (same, Provider("same", failures=8), None, named, "mail")]
+    introduce(Celery(broker="memory://"), tasks)
+    differing = [text for text in caplog.messages if "provider_differs" in text]
+    assert len(differing) == 1
+    assert "mail" in differing[0]

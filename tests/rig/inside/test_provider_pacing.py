@@ -155,7 +155,7 @@ def test_full_line_asks_rarely() -> None:
 
 
 def test_few_start_in_a_full_pool() -> None:
-    """While no task begins, the worker starts only the calls of a tenth of a second.
+    """While no task begins, the worker starts only the calls of a fifth of a second.
 
     All of them begin at once when the pool is free again.
     """
@@ -169,7 +169,7 @@ def test_few_start_in_a_full_pool() -> None:
         now += 0.01
         for action in pacer.step(now):
             action()
-    assert len(started) == 3
+    assert len(started) == 6
 
 
 # The threads

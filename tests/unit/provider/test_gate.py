@@ -16,6 +16,7 @@ from celery_sqs_backoff.provider.failures import REFUSED_SECONDS
 from celery_sqs_backoff.provider.gate import (
     CALM_SECONDS,
     LATE_OUTAGE_SECONDS,
+    LATE_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     LONGEST_RETRY_AFTER_SECONDS,
     MOST_CALLS,
@@ -312,6 +313,14 @@ def test_early_probe_in_long_outage() -> None:
     assert worker.look("m9", now + 8.0, receives=2).is_probe
 
 
+def test_early_probe_without_recall() -> None:
+    """In a long outage, messages that the worker cannot bring forward cause few early probes."""
+    worker, now = down(), LATE_OUTAGE_SECONDS
+    worker.run("probe", FAILED, now)
+    assert worker.look("m", now + 6.0, receives=2, is_recallable=False).hide_seconds
+    assert worker.look("m", now + LATE_PAUSE_SECONDS, receives=2, is_recallable=False).is_probe
+
+
 def test_inconclusive_probe() -> None:
     """A probe that proves nothing is repeated after the usual interval."""
     worker = down()
@@ -347,6 +356,14 @@ def test_probe_respects_retry_after() -> None:
     assert worker.gate.next_probe_at == 125.0
     worker.run("probe", REFUSED, 125.0, retry_after=1e9)
     assert worker.gate.next_probe_at == 125.0 + LONGEST_RETRY_AFTER_SECONDS
+
+
+def test_early_probe_respects_retry_after() -> None:
+    """A message that is received again does not probe before the provider's Retry-After is over."""
+    worker = down()
+    worker.run("probe", FAILED, 10.0, retry_after=600.0)
+    assert worker.look("brought forward", 20.0, receives=2).hide_seconds
+    assert worker.look("brought forward", 611.0, receives=2).is_probe
 
 
 def test_success_makes_probe_due() -> None:
@@ -630,6 +647,31 @@ def test_reopens_without_answers() -> None:
     assert worker.gate.state is GateState.RECOVERING
     worker.fail(1, 110.0)
     assert worker.gate.state is GateState.OPEN
+
+
+def test_slot_needs_no_token_first() -> None:
+    """In a slow recovery, a message waits for its agreed slot here if no other one waits.
+
+    If it were hidden, no call would be made, and the rate would never grow.
+    """
+    worker = recovering()
+    worker.gate.rate.rate = Rate.LOWEST
+    assert worker.gate.arrived(Message("m"), 21.0, waiting=0, needs_slot=True).waits
+    worker.gate.turns(1, 21.0)
+    assert worker.gate.arrived(Message("n"), 40.0, waiting=0, needs_slot=True).waits
+
+
+def test_closes_with_an_agreed_rate() -> None:
+    """A recovery ends although each message waits for its slot."""
+    worker, now = recovering(), 20.0
+    while now < 20.0 + CALM_SECONDS:
+        now += 5.0
+        assert worker.gate.arrived(Message(f"{now}"), now, waiting=0, needs_slot=True).waits
+        assert worker.gate.turns(1, now) == 1
+        worker.gate.ended(f"{now}", ANSWERED, now)
+        worker.recalls(now)
+    worker.recalls(now + 1.0)
+    assert worker.gate.state is GateState.CLOSED
 
 
 def test_closes_after_calm() -> None:
