@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Any, Final
 
 from celery.exceptions import ImproperlyConfigured
@@ -27,7 +26,6 @@ from ..observe.events import (
     ProviderRecovering,
     ProviderSlowed,
     Recalled,
-    WorkerEvent,
 )
 from ..provider.fleet import FleetSlots
 from ..provider.gate import GateState, ProviderGate
@@ -282,12 +280,11 @@ class Gates:
         self.lock = keeper.lock
         self.rng = rng or random.Random()
         self.clock = keeper.clock
-        self.events = keeper.events
+        self.tell, self.tell_now = keeper.tell, keeper.tell_now
         self.pacer = Pacer(keeper.clock, keeper.lock, self.recall)
         self._room = room
         self._app, self._worker = app, worker
         self._gates: OrderedDict[tuple[str, str], Gate] = OrderedDict()
-        self._told: deque[WorkerEvent] = deque()
 
     def of(self, provider: Any, tenant: str = "") -> Gate | None:
         """Return the gate for a task's option ``provider``, or ``None`` if the option is not set.
@@ -363,16 +360,6 @@ class Gates:
                 )
                 for (name, _), gate in self._gates.items()
             ]
-
-    def tell(self, event: WorkerEvent) -> None:
-        """Queue an event until the lock is released, because a listener may be slow."""
-        self._told.append(event)
-
-    def tell_now(self) -> None:
-        """Emit the queued events. Call it without the lock."""
-        with suppress(IndexError):  # another thread has emitted the last one
-            while self._told:
-                self.events.emit(self._told.popleft())
 
     def look_again(self, gate: Gate) -> None:
         """Let the pacer search now for hidden messages to bring forward.

@@ -390,8 +390,7 @@ class SettlementTable:
                     eta=delivery.due_at,
                     gives_up_at=None if retry_for is None else delivery.first_due_at + retry_for,
                 )
-        if self._news:
-            self._tell()
+        self.tell_now()
         lease.free()
         return True
 
@@ -400,7 +399,7 @@ class SettlementTable:
         with self.lock:
             if lease.state is State.HELD:
                 self._lose(lease, is_void=True)
-        self._tell()
+        self.tell_now()
 
     def bring_forward(self, leases: Iterable[tuple[Lease, float]]) -> None:
         """Plan the calls that let SQS show hidden messages earlier, each at its given time."""
@@ -509,8 +508,7 @@ class SettlementTable:
                     call = Call(lane, entries, now)
                     lane.under_way += 1
                 self._wake(lane)
-        if self._news:
-            self._tell()
+        self.tell_now()
         return call
 
     def _end_holds(self, now: float) -> None:
@@ -589,8 +587,8 @@ class SettlementTable:
                 failed=len(failures),
                 code=failures[0].code if failures else None,
             )
-            self._news.append(partial(self.events.emit, settled))
-        self._tell()
+            self.tell(settled)
+        self.tell_now()
 
     def _enter(
         self,
@@ -670,7 +668,7 @@ class SettlementTable:
             refused = events.SettlementRefused(
                 queue=lease.queue.name, action=action, code=failure.code
             )
-            self._news.append(partial(self.events.emit, refused))
+            self.tell(refused)
         # An entry that SQS lists as failed was not carried out, whatever its code says.
         is_listed = not failure.is_of_call and failure is not NOT_LISTED
         if failure.kind is Kind.IN_DOUBT and not is_listed and purpose in HIDING:
@@ -710,11 +708,16 @@ class SettlementTable:
     # Events
 
     def _note(self, kind: Callable[..., events.OfMessage], lease: Lease, **facts: Any) -> None:
-        event = kind(queue=lease.queue.name, message_id=lease.message_id, **facts)
+        self.tell(kind(queue=lease.queue.name, message_id=lease.message_id, **facts))
+
+    def tell(self, event: events.WorkerEvent) -> None:
+        """Queue an event until the lock is released, because a listener may be slow."""
         self._news.append(partial(self.events.emit, event))
 
-    def _tell(self) -> None:
+    def tell_now(self) -> None:
         """Make the notifications that have waited for the lock. Call this without the lock."""
+        if not self._news:
+            return
         with self.lock:
             news, self._news = self._news, []
         for tell in news:
