@@ -130,7 +130,7 @@ class ProviderGate:
         has_time, is_probe = message.longest > 0, False
         if self.state is GateState.OPEN:
             self._seen_again += message.receives > 1
-            is_probe = self.needs_probe(now)
+            is_probe = self.needs_probe(now, is_news=message.receives > 1)
             if is_probe:
                 self.probe, self._probed_at = message.id, now
             elif has_time and not message.must_run:
@@ -284,16 +284,19 @@ class ProviderGate:
         pauses = {GateState.OPEN: OUTAGE_LOOK_SECONDS, GateState.RECOVERING: RECOVERY_LOOK_SECONDS}
         return pauses.get(self.state)
 
-    def needs_probe(self, now: float) -> bool:
-        """Return whether the gate is open and the next message that comes due is a probe."""
+    def needs_probe(self, now: float, *, is_news: bool = False) -> bool:
+        """Return whether the gate is open and the next message that comes due is a probe.
+
+        ``is_news``: the message was received again, so it may be an early probe.
+        """
         is_probing = self.probe is not None and now < self._probed_at + PROBE_EXPIRES_SECONDS
         if self.state is not GateState.OPEN or is_probing or now < self._retry_at:
             return False
         pause, is_late = now - self._probed_at, now >= self.opened_at + LATE_OUTAGE_SECONDS
         is_unsure = is_late and pause < LATE_PAUSE_SECONDS
         needed = EARLY_SHARE * len(self.hidden) or math.inf if is_unsure else 1
-        is_early = self._seen_again >= max(1, needed) and pause >= self._probe_interval
-        return is_early or now >= self.next_probe_at
+        is_early = self._seen_again >= needed and pause >= self._probe_interval
+        return now >= self.next_probe_at or (is_news and is_early)
 
     # Helpers
 

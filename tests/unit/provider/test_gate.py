@@ -296,6 +296,22 @@ def test_probe_from_another_worker() -> None:
     assert worker.look("another", now + 10, receives=3).hide_seconds
 
 
+def test_only_returned_message_probes_early() -> None:
+    """A message that is received again causes no early probe with another message.
+
+    Else one probe would cause the next one in each worker.
+    """
+    worker = down()
+    while worker.gate.next_probe_at < 600.0:
+        now = worker.gate.next_probe_at
+        worker.run("probe", FAILED, now)
+    worker.hide("hidden", now)
+    assert worker.look("brought forward", now + 1.0, receives=2).hide_seconds
+    assert worker.look("new", now + 10.0).hide_seconds
+    assert worker.recalls(now + 10.0) == []
+    assert worker.look("brought forward", now + 10.0, receives=3).is_probe
+
+
 def test_early_probe_in_long_outage() -> None:
     """In a long outage, one message that is received again does not cause an early probe.
 
