@@ -131,7 +131,10 @@ class Pace:
         return self._apart_until == math.inf
 
     def is_stuck(self, now: float) -> bool:
-        """Return whether the line takes no slots, because tasks with slots wait for a process."""
+        """Return whether the line takes no slots, because tasks with slots wait for a process.
+
+        Call it with the lock.
+        """
         is_full = self.has_rate and self._room <= 0
         return is_full and now - min(self._outstanding.values()) > _STUCK_SECONDS
 

@@ -119,13 +119,13 @@ class Gate:
         longest, hold = math.inf, _longest_hold(lease, options)
         if not lease.delivery.is_last_before_sqs_moves_it and hold > 0:
             longest = RETURNED_SECONDS if lease.delivery.receive_count > 1 else NEW_SECONDS
-        if not look.waits:
-            with self._owner.lock:
+        with self._owner.lock:
+            if not look.waits:
                 # The gate has noted a run, but the message must wait for its slot first.
                 self.core.ended(lease.message_id, None, now)
-        # If tasks with slots wait for a process, this message waits for a process, too. Then it
-        # keeps its place in the prefetch window.
-        lease.keeps_place = self.pace.is_stuck(now)
+            # If tasks with slots wait for a process, this message waits for a process, too. Then it
+            # keeps its place in the prefetch window.
+            lease.keeps_place = self.pace.is_stuck(now)
         self._owner.pacer.join(self.pace, lease, start, longest, hold)
         return True
 
