@@ -198,7 +198,7 @@ def _retry_after_seconds(value: str | None, now: float) -> float | None:
         return seconds
     try:
         date = parsedate_to_datetime(value)
-        if date.tzinfo is None:  # the zone is "-0000", but an HTTP date is always in GMT
+        if date.tzinfo is None:  # no zone, an unknown zone or "-0000": HTTP dates are in GMT
             date = date.replace(tzinfo=timezone.utc)
         return max(0.0, date.timestamp() - now)
     except (ValueError, OverflowError):

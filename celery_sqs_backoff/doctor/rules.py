@@ -237,8 +237,9 @@ def _dead_letters_deleted_early(queue: QueueFacts, facts: ProjectFacts) -> _Queu
     """Dead letters are deleted early.
 
     On standard queues, a message that SQS moves to the dead-letter queue keeps its enqueue
-    timestamp. So its time in the first queue counts, too. On FIFO queues SQS resets the timestamp,
-    and the rule expects at least SQS's default retention, four days.
+    timestamp. So its time in the first queue counts towards the retention of the dead-letter
+    queue. On FIFO queues SQS resets the timestamp. For them, the rule expects a retention of at
+    least four days, SQS's default.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
     """
     dlq = queue.dlq

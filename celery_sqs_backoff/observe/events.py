@@ -236,7 +236,7 @@ class SettlementFailed(OfMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettlementRefused(WorkerEvent):
-    """SQS refuses an action until an operator acts. The worker tries it again, with long pauses.
+    """SQS refuses an action until an operator acts. The worker retries it, with growing pauses.
 
     Attributes:
         action: the refused action, such as "delete messages".

@@ -126,7 +126,7 @@ def hide(
 
     Arguments:
         seconds: for how long to hide it.
-        among: the hidden messages of its provider, from which it may be brought forward.
+        among: the hidden messages of its provider. The worker can bring them forward.
         now: the time.
         not_before: the time before which it must not be brought forward.
     """

@@ -94,9 +94,9 @@ class Started:
     """The run begins.
 
     ``messages``: number of messages in the source, or in the archive that is restored. The run
-    looks at this number of messages. ``resumed``: whether the run continues an earlier run.
-    ``journal``: path of the journal, from which another run can continue this one; ``None`` = no
-    journal.
+    looks at no more messages than this. Messages that come back do not count. ``resumed``: whether
+    the run continues an earlier run. ``journal``: path of the journal, from which another run can
+    continue this one; ``None`` = no journal.
     """
 
     run_id: str

@@ -152,7 +152,7 @@ def peek(
     on_start: Callable[[], object] | None = None,
     **options: Any,
 ) -> Plan:
-    """Receive messages of a dead-letter queue, predict a redrive, and show the messages again.
+    """Receive messages of a dead-letter queue, predict a redrive, and let SQS show them again.
 
     Arguments:
         app, source, to, options: as for :func:`~celery_sqs_backoff.redrive`.
@@ -191,7 +191,7 @@ def look_through(
     now: Callable[[], float] = time.time,
     clock: Callable[[], float] = steady_seconds,
 ) -> Plan:
-    """Receive messages of a route's dead-letter queue, predict a redrive, and show them again.
+    """Receive messages of a dead-letter queue, predict a redrive, and let SQS show them again.
 
     Arguments:
         copy: is called with the selected messages of each receive, and the ARNs of their

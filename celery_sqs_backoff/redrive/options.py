@@ -35,8 +35,9 @@ class RedriveOptions:
             ``"UNKNOWN"``.
         origin: name (in SQS), URL or ARN of the queue that the message came from.
         error: glob that the exception in the record must match, as ``"type: message"``.
-        older, newer: only messages first sent longer ago than ``older``, or less long ago than
-            ``newer``: seconds, timedelta or text such as ``"36h"``.
+        older: only messages first sent longer ago than this: seconds, timedelta or text such as
+            ``"36h"``.
+        newer: only messages first sent less long ago than this, in the same forms.
         ids: message IDs and task IDs, at least one.
 
     A message must match each of these options that is given. ``None`` matches every message. A glob

@@ -93,8 +93,8 @@ def _take_back(
             link.set(**_route(queue, message))
             undo = maybe_signature(loads(fields["undo"]), app=self.app)
             result = loads(fields["result"]) if "result" in fields else None
-            # Send without holding the lock, because an eager undo task runs this task, which takes
-            # the lock, before it returns.
+            # Send without holding the lock. An eager undo task runs its ``link`` before ``send``
+            # returns. The link is this task again, and takes the lock.
             send(undo, result, f"undo {fields['id']}", link=link)
         except LockLost as exc:
             owed = Busy(str(exc))

@@ -129,10 +129,11 @@ class SQSBackoffTask(OnCommit, BackoffTask):
     def guarded(self, key: object, *, window: float | timedelta) -> Iterator[None]:
         """Let one message per key and window run the block ``with self.guarded(...):``.
 
-        Use it to guard a part of the task, or if the task must look up the key first. If the block
-        fails with an exception which says that no work was processed, and no step in it was done,
-        another message may pass. The same message passes again, even after the block has
-        succeeded. Outside a message the method has no effect.
+        Use it to guard a part of the task, or if the task must look up the key first. The same
+        message passes again, even after the block has succeeded. Before the window ends, another
+        message may pass only if the block has failed without effect. This means that its exception
+        says that no work was processed, and that no step in the block was done. If the task is not
+        running for a message, the block runs without a guard.
 
         Arguments:
             key: key of the guard: text, an int or a UUID.

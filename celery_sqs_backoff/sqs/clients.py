@@ -191,7 +191,10 @@ class Clients:
 
 
 def _copy(client: Any, config: Config, seconds: float, credentials: Any = None) -> SQSClient:
-    """Copy kombu's client and its credentials, with timeouts and attempts of our own."""
+    """Copy kombu's client, with our own timeouts and number of attempts.
+
+    The copy shares ``credentials``, or else the credentials of kombu's client.
+    """
     credentials = credentials or client._request_signer._credentials  # kombu reads them here, too
     _renew_beside(credentials)
     with _SESSION_LOCK:

@@ -1,9 +1,9 @@
 """Finds credentials in the texts of errors by their usual forms, and masks them.
 
 An error's text can quote data of a sender, who may want to slow the search down. So a text is cut
-before it is searched, and each pattern takes linear time: quantifiers are not nested, and a
-quantifier that can fail after a match is bounded. The search cannot find every credential, because
-a password in a sentence has no form of its own.
+before it is searched, and each pattern takes linear time: no unbounded quantifier contains another,
+and a quantifier is bounded if the pattern can still fail after it. The search cannot find every
+credential, because a password in a sentence has no form of its own.
 """
 
 from __future__ import annotations

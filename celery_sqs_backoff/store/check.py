@@ -39,7 +39,7 @@ _FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 5.0, 300.0
 
 
 def check_offline(app: Any) -> None:
-    """Refuse settings that cannot work, without a request to the store.
+    """Refuse settings that cannot work. Send no request to the store.
 
     Raises:
         ImproperlyConfigured: a setting is wrong. The text names the setting and the remedy.

@@ -121,7 +121,10 @@ RUNNING: ContextVar[Run | None] = ContextVar("celery_sqs_backoff_run", default=N
 
 
 def run_of(request: Any) -> Run | None:
-    """Return the run of a task's request, or ``None`` if the task was called as a function."""
+    """Return the run of a task's request, or ``None`` if the request is not running here.
+
+    For example, the task was called as a function, or the main process calls a hook of the task.
+    """
     if request.is_eager:  # may run inside a task with the same ID, as after ``Task.replace``
         run: Run | None = getattr(request, "sqs_run", None)
     else:

@@ -33,7 +33,7 @@ _HOOKS: Final = ("on_retry", "on_failure", "on_success", "after_return")
 #: Flags of code whose frames can be suspended, such as generators.
 _MAY_WAIT: Final = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
-#: Frames are freed of at most this many exceptions in a chain of causes.
+#: In a chain of causes, ``free_frames`` clears the frames of at most this many exceptions.
 _MAX_CHAIN: Final = 10
 
 

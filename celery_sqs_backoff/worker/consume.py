@@ -178,9 +178,10 @@ def settle_by_leases(channel: Any, receiver: Receiver) -> None:
 def _reject(lease: Lease, channel: Any, requeue: bool) -> None:
     """Settle a message that a plain Celery task rejects, as kombu 5.7 does.
 
-    With ``requeue``, the message is visible again after the length of a long poll. Else it is
-    deleted if its queue has no dead-letter queue. If there is one, the message comes back after
-    each visibility timeout, until SQS moves it there.
+    With ``requeue``, the message is visible again after the length of a long poll. Without it, the
+    worker deletes the message if its queue has no dead-letter queue. If the queue has one, or its
+    attributes are not read yet, the message comes back after a visibility timeout. After
+    ``maxReceiveCount`` receives SQS moves the message to the dead-letter queue.
     """
     if requeue:
         lease.defer(channel.wait_time_seconds)

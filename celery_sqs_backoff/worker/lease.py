@@ -45,7 +45,8 @@ _TRANSIENT_FAILURES = 3
 _FIRST_KEEP_HIDDEN_SECONDS = 30
 _MAX_KEEP_HIDDEN_SECONDS = 900
 
-#: How long to hide a message that needs a dead letter, if its queue's attributes are not read yet.
+#: How long to hide a message that must go to the dead-letter queue, if its queue's attributes are
+#: not read yet.
 _POSTPONED_SECONDS = 5
 
 

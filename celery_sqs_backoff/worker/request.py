@@ -164,7 +164,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
             logger.info("Task %s cannot be cancelled in this pool", _named(self))
 
     def cut_short(self) -> None:
-        """Give the message back, because the worker stops before its run has ended."""
+        """Give the message back. The worker stops before the run ends, or has cancelled the run."""
         if self._settler.settle(RunEnd(End.CANCELLED), _NO_ERROR) is not None:
             state.task_ready(self)
 
@@ -368,7 +368,7 @@ def _failure(exc: BaseException) -> Exception:
 
 
 def _announce_retry(request: BackoffRequest, exc: Any, exc_info: Any, hide: Hide) -> None:
-    """Store and announce a retry, because the task's process has crashed and cannot do it."""
+    """Store and announce a retry after a crash, because the task's process has not done it."""
     task, context = request.task, request._context
     if request.store_errors:
         with _contained(request):

@@ -760,7 +760,7 @@ class SettlementTable:
         if is_void or not runs:
             lease.move(State.LOST)
             self._plan(lease, self.clock())
-        if not runs:  # another worker may start its task
+        if not runs:  # from now on, only a worker that receives it again may start its task
             self._forget(lease)
             self.memory.count_given_back(lease.message_id)
         self._news.append(partial(self._tell_loss, lease))

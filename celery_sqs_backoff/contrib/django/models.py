@@ -20,7 +20,7 @@ class UTCNow(Now):  # type: ignore[misc]
 
 
 class Record(models.Model):  # type: ignore[misc]
-    """A record of the store, such as that of a guard or a lock, with the time at which it ends."""
+    """A record of the store, for example of a guard or a lock. It expires at ``expires_at``."""
 
     key = models.CharField(max_length=100, primary_key=True)
     value = models.TextField()
