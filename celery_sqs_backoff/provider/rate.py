@@ -103,9 +103,9 @@ class RecoveryRate:
 
     ``python -m benchmarks.recovery`` plays 30 outages, eight times each. Most backlogs take 1.1 to
     1.4 times the shortest possible time, on average 1.3, and 8 calls per 100 messages are refused.
-    The slowest scene takes 1.6 times: three workers, a backlog of a minute, and an outage of two
-    hours. With fifty workers, up to 47 calls per 100 messages are refused, because each worker
-    searches for the capacity alone.
+    The slowest scene takes 1.6 times: half of the calls fail for half an hour after the outage.
+    With fifty workers, up to 47 calls per 100 messages are refused, because each worker searches
+    for the capacity alone.
     """
 
     START, LOWEST = 1.0, 0.1
