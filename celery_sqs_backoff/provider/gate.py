@@ -294,7 +294,7 @@ class ProviderGate:
             return False
         pause, is_late = now - self._probed_at, now >= self.opened_at + LATE_OUTAGE_SECONDS
         is_unsure = is_late and pause < LATE_PAUSE_SECONDS
-        needed = EARLY_SHARE * len(self.hidden) or math.inf if is_unsure else 1
+        needed = (EARLY_SHARE * len(self.hidden) or math.inf) if is_unsure else 1
         is_early = self._seen_again >= needed and pause >= self._probe_interval
         return now >= self.next_probe_at or (is_news and is_early)
 

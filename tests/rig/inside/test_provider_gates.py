@@ -489,6 +489,17 @@ def test_slot_is_passed_on(how: str) -> None:
     assert second[1] == ["b"]
 
 
+@pytest.mark.parametrize(("seconds", "keeps"), [(0.5, False), (2.0, True)])
+def test_place_in_the_window(seconds: float, *, keeps: bool) -> None:
+    """A message keeps its place in the window if another one waits for a process for long."""
+    scene = Scene(provider=Provider("mail", rate=1.0))
+    paced(scene, "a")
+    step(scene)
+    step(scene)
+    scene.now += seconds
+    assert paced(scene, "b")[0].keeps_place is keeps
+
+
 def test_waiting_is_counted() -> None:
     """Status counts the messages that wait in line for a provider, and those hidden for it."""
     scene = Scene(provider=Provider("mail", rate="60/m"))
@@ -822,6 +833,7 @@ def test_probe_lost_during_run() -> None:
     probe.handed_to_pool = lambda: True
     probe.lose()
     scene.gates.recall()
+    assert scene.gate.core.state is GateState.OPEN
     assert scene.gate.core.probe == "probe"
     scene.gate.ended(probe, RunEnd(End.RETURNED))
     assert scene.gate.core.state is GateState.RECOVERING

@@ -159,16 +159,11 @@ def test_few_start_in_a_full_pool() -> None:
 
     All of them begin at once when the pool is free again.
     """
-    rate, started = 30.0, list[float]()
-    pacer = Pacer(lambda: now, threading.RLock(), lambda: None)
-    pacer._threads = [None, None]  # type: ignore[list-item]  # none is started
-    pace, now = make_pace(rate), 100.0
+    scene, pace, started = Scene(), make_pace(30.0), list[float]()
     for _ in range(300):
-        join(pacer, pace, lambda: started.append(now))
+        join(scene.pacer, pace, lambda: started.append(scene.now))
     for _ in range(300):
-        now += 0.01
-        for action in pacer.step(now):
-            action()
+        scene.step(0.01)
     assert len(started) == 6
 
 
