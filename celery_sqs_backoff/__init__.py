@@ -40,11 +40,11 @@ __all__ = [
 
 
 class _Package(ModuleType):
-    """The class of this module, which imports ``redrive`` and boto3 only on first use.
+    """The class of this module. It imports the function ``redrive`` and boto3 only on first use.
 
-    Tasks need neither. A ``__getattr__`` of the module would not suffice: Python calls it only for
-    a missing attribute, and the import of the subpackage ``redrive`` sets the attribute of that
-    name.
+    Tasks do not need the function or boto3. A ``__getattr__`` of the module would not suffice,
+    because Python calls it only for a missing attribute. When the subpackage ``redrive`` is
+    imported, Python sets the attribute ``redrive`` to the subpackage.
     """
 
     @property
@@ -55,7 +55,7 @@ class _Package(ModuleType):
 
     @redrive.setter
     def redrive(self, subpackage: ModuleType) -> None:
-        """Ignore the subpackage that an import sets here, because the attribute is the function."""
+        """Ignore the subpackage that Python sets on import. The attribute stays the function."""
 
 
 sys.modules[__name__].__class__ = _Package

@@ -7,11 +7,14 @@ Name one adapter per queue in the app's settings::
     app.conf.sqs_backoff = {"foreign": {"uploads": s3("shop.tasks.on_upload")}}
 
 An adapter is a callable ``(body, attributes) -> (task name, args, kwargs)``. It gets the message's
-body as text, and its message attributes by name, as text or bytes. If it does not understand the
-message, it returns ``None``, and the message stays on the queue. If the message needs no task, it
-returns :data:`IGNORE`, and the worker deletes the message. The worker's main process calls the
-adapter each time that it receives a message. So the adapter must be quick and must depend only on
-its arguments.
+body as text, and its message attributes by name, as text or bytes. For a message that needs no
+task, the adapter returns :data:`IGNORE`, and the worker deletes the message. For a message that the
+adapter does not understand, it returns ``None``. The worker then hides the message and tries again
+after a delay. At its last receive, the message becomes a dead letter, if there is a dead-letter
+queue.
+
+The worker's main process calls the adapter at each receive of a message that Celery has not sent.
+So the adapter must be quick and must depend only on its arguments.
 """
 
 from __future__ import annotations
@@ -93,8 +96,9 @@ def sns(task: str | Adapter) -> Adapter:
 
     The task gets keyword arguments: ``message`` (text), ``subject`` and ``topic_arn`` (text or
     ``None``), and ``attributes`` (the SNS message attributes by name, as text). With raw message
-    delivery, the SQS message has no subject and no topic, so both are ``None``. A request to
-    confirm a subscription stays on the queue, because a person must decide about it.
+    delivery, the SQS message has no subject and no topic, so ``subject`` and ``topic_arn`` are
+    ``None``. A request to confirm a subscription calls no task and is not deleted, because a person
+    must decide about it.
     https://docs.aws.amazon.com/sns/latest/dg/sns-sqs-as-subscriber.html
 
     Arguments:

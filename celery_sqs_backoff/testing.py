@@ -42,8 +42,8 @@ The fixture ``provider_proxy`` makes an HTTP provider fail as you choose. See
 ``celery_sqs_backoff.provider_proxy``.
 
 The local SQS is `moto <https://docs.getmoto.org>`_, in this process. It is made for small queues
-(up to some hundred messages) and differs from SQS. Concurrent receives can return duplicates, a
-message older than 12 hours cannot be hidden again, and a long poll of a FIFO queue does not return
+(up to some hundred messages) and differs from SQS. Concurrent receives can return duplicates. A
+message older than 12 hours cannot be hidden again. A long poll of a FIFO queue does not return
 early. The fixtures read no credentials, profiles or broker URLs from the environment.
 """
 
@@ -104,7 +104,7 @@ ACCESS_KEY = SECRET_KEY = "testing"
 
 @dataclass(frozen=True, kw_only=True)
 class LocalQueue:
-    """A queue on the local SQS. ``dlq`` is its dead-letter queue, or ``None`` without one."""
+    """A queue on the local SQS. ``dlq``: its dead-letter queue; ``None`` = it has no such queue."""
 
     name: str
     url: str
@@ -140,12 +140,14 @@ def create_local_queue(
         client: a client of the server on which to create the queue.
         name: name of the queue. Default: a new, unique name. A FIFO queue gets the suffix ``.fifo``
             that SQS requires. The dead-letter queue's name has ``-dlq`` added.
-        fifo: ``True`` = make both FIFO queues, with deduplication by content. Default ``False``.
+        fifo: ``True`` = create the queue and its dead-letter queue as FIFO queues, with
+            deduplication by content. Default ``False``.
         visibility_timeout_seconds: 0 to 43,200. Default 30, as in SQS.
         dead_letter_queue: ``False`` = no dead-letter queue and no redrive policy. Default ``True``.
         max_receive_count: number of receives, 1 to 1,000, after which SQS itself moves a message to
             the dead-letter queue. Default 10, as in SQS.
-        attributes: further attributes of the queue, such as ``{"DelaySeconds": "5"}``.
+        attributes: further attributes of the queue and of its dead-letter queue, such as
+            ``{"DelaySeconds": "5"}``.
     """
     stem = (name or f"test-{uuid4().hex}").removesuffix(".fifo")
     suffix = ".fifo" if fifo else ""
@@ -173,8 +175,8 @@ def _create(
 def local_sqs_settings(endpoint_url: str, *queues: LocalQueue) -> dict[str, Any]:
     """Return Celery settings for an app that uses only these queues.
 
-    The first queue is the app's default queue. The queues are ``predefined_queues``. A send to any
-    other queue raises kombu's ``UndefinedQueueException`` and does not create that queue.
+    The first queue is the app's default queue. All the queues are in ``predefined_queues``, so a
+    send to another queue raises kombu's ``UndefinedQueueException`` and creates no queue.
     """
     broker_url = f"sqs://{ACCESS_KEY}:{SECRET_KEY}@{urlsplit(endpoint_url).netloc}//"
     return {
@@ -216,7 +218,7 @@ def on_local_sqs(app: Celery, endpoint_url: str, *queues: LocalQueue) -> Iterato
         patch.delenv("CELERY_RESULT_BACKEND", raising=False)
         patch.delenv("TEST_BROKER", raising=False)  # read by celery.contrib.testing
         settings = local_sqs_settings(endpoint_url, *queues)
-        app.conf.get("broker_url")  # because Celery replaces ``conf`` at the first read
+        app.conf.get("broker_url")  # Celery replaces ``conf`` at the first read, so read it first
         # Records of another test, or of a real store, must not affect this test.
         settings["sqs_backoff"] = {**(app.conf.get("sqs_backoff") or {}), "store": MemoryStore()}
         for name, value in settings.items():
@@ -249,12 +251,13 @@ def running_worker(
 
     Args:
         app: an app inside :func:`on_local_sqs`. Define all its tasks before the worker starts,
-            because it does not find later tasks.
+            because the worker does not find later tasks.
         pool: ``"solo"`` (default) or ``"threads"``. Other pools need a process of their own.
         options: as for ``celery.contrib.testing.worker.start_worker``, such as ``concurrency=2``
             and ``shutdown_timeout=30``, and for ``celery.worker.WorkController``.
 
     Raises:
+        ValueError: ``pool`` is not ``"solo"`` or ``"threads"``.
         RuntimeError: a task was still running ``shutdown_timeout`` seconds after the block.
     """
     if pool not in ("solo", "threads"):
@@ -267,22 +270,22 @@ def running_worker(
             yield worker
     finally:
         setup_logging.disconnect(_leave_logging_alone)
-        # A receive that is under way could receive the next test's message. So wait for its end,
-        # which comes soon, because it is no long poll.
+        # A receive call that is still running could receive a message of the next test. So wait for
+        # the thread that makes it. The call ends soon, because it is no long poll.
         for thread in set(threading.enumerate()) - others:
             if thread.name.startswith("sqs-poll-"):
                 thread.join(timeout=5)
         # kombu before 5.7 shares these clients between channels. They are bound to the event loop
-        # of the worker that has ended.
+        # of the worker that has ended, so the next worker must not use them.
         clients = Channel._predefined_queue_async_clients
         if isinstance(clients, dict):
             clients.clear()
 
 
 def _leave_logging_alone(**_: object) -> None:
-    """Keep Celery from setting up logging, because the set-up would outlast the worker.
+    """Do nothing. Celery does not set up logging if a function is connected to ``setup_logging``.
 
-    Celery does not set up logging if a function is connected to ``setup_logging``.
+    Celery's set-up would stay in effect after the worker has ended.
     """
 
 

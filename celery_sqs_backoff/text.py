@@ -1,7 +1,8 @@
 """Read and print text from outside, so that a message's sender cannot control a log or terminal.
 
-The sender chooses the names and texts in a message. They may have megabytes, line ends that forge a
-log line, escape sequences for the terminal, or marks that reverse the reading order.
+The sender chooses the names and texts in a message. They may be megabytes long. They may contain
+line ends that forge a log line, escape sequences for the terminal, or marks that reverse the
+reading order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 #: Default limit of ``printable``. Names of tasks and queues, and IDs, are mostly shorter.
 _NAME_CHARACTERS = 200
 
-#: A log line about a bug of this package has the last calls of the traceback, this many at most.
+#: A log line about a bug of this package names at most this many calls, from the traceback's end.
 BUG_CALLS = 6
 
 #: ``printable`` shows only the type of an integer with more bits. IDs and counts have fewer.
@@ -63,16 +64,16 @@ def name_some(names: Sequence[str], most: int) -> str:
 
 
 def type_name(exc: BaseException) -> str:
-    """Return the qualified name of an exception's class, as ``smtplib.SMTPServerDisconnected``."""
+    """Return an exception's class with its module, such as ``smtplib.SMTPServerDisconnected``."""
     cls = type(exc)
     return printable(f"{cls.__module__}.{cls.__qualname__}")
 
 
 def error_site(exc: BaseException, *, calls: int = 1) -> str:
-    """Return an exception's type and place, as in ``builtins.OSError at undo.py:3 in undo``.
+    """Return an exception's type and place, such as ``builtins.OSError at undo.py:3 in undo``.
 
-    The texts of an exception and of its causes may quote a task's arguments or a credential. So the
-    result has none of them, and is no formatted traceback, which would have them all.
+    The texts of an exception and of its causes may quote a task's arguments or a credential. A
+    formatted traceback would contain these texts, so the result leaves them out.
 
     Args:
         calls: number of calls in the traceback to name, the innermost first. Default 1.
@@ -90,9 +91,9 @@ def read_json_object(
     """Return the JSON object in a text from any sender, or ``None`` if the text is anything else.
 
     Args:
-        loads: function that reads JSON. ``None`` = Python's own, which here reads an integer with
-            more than 20 digits as infinite. kombu's ``loads`` also creates objects, and may raise
-            any exception.
+        loads: function that reads JSON. ``None`` = ``json.loads``, which here reads an integer of
+            more than 20 digits as infinity. kombu's ``loads`` also creates objects such as dates,
+            and may raise any exception.
     """
     try:
         found = json.loads(text, parse_int=_parse_int) if loads is None else loads(text)  # type: ignore[arg-type]
@@ -118,7 +119,7 @@ def read_body(
 
 
 def nests_too_deep(value: object) -> bool:
-    """Return whether lists and dicts nest more than 500 levels deep. JSON may fail on them."""
+    """Return whether lists and dicts nest more than 500 levels deep. ``json`` may fail then."""
     level: list[Any] = [value]
     for _ in range(_MAX_JSON_DEPTH + 1):
         outer, level = level, []

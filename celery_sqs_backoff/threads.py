@@ -65,8 +65,9 @@ def call_in_time(call: Callable[[], T], *, seconds: float) -> Future[T] | None:
 class SharedCall(Generic[T]):
     """A function that several threads call, but that runs only once at a time.
 
-    If it is already running, a thread waits for the result of that run. It waits only until the
-    function has run for the given seconds. So if the function hangs, later threads do not wait.
+    If the function is already running, a thread that calls it waits for the result of that run. The
+    thread waits only until the run has lasted for the given seconds. So if the function hangs,
+    threads that call it later do not wait.
 
     Arguments:
         call: the function. It runs in a thread of its own.
@@ -116,11 +117,11 @@ class _Caller:
 
     def run(self) -> None:
         while True:
-            # Use no local variable. While the thread is idle, it would keep a large answer alive.
+            # Use no local variable. It would keep a large answer alive while the thread is idle.
             _carry_out(*self.work.get(), self)
 
 
-#: Threads that wait for a call. A forked process empties the list, as a fork copies no threads.
+#: Idle threads that wait for a call. A fork does not copy them, so the child empties the list.
 _idle: deque[_Caller] = deque()
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_idle.clear)
@@ -132,7 +133,7 @@ def _carry_out(future: Future[T], call: Callable[[], T], caller: _Caller) -> Non
     except BaseException as exc:  # noqa: BLE001  # ``result()`` raises it again
         settle = partial(future.set_exception, exc)
     try:
-        # Before ``settle()``, so that the thread that waits for the result can reuse this thread.
+        # Append first. Then the thread that waits for the result can reuse this thread at once.
         _idle.append(caller)
         settle()
     finally:

@@ -12,7 +12,7 @@ from ssl import SSLCertVerificationError
 from traceback import walk_tb
 from types import FrameType
 
-# gevent and eventlet have socket and ssl modules of their own.
+# gevent and eventlet replace the modules socket and ssl by modules of their own.
 _SOCKETS = ("socket", "ssl", "gevent", "eventlet")
 
 
@@ -53,7 +53,8 @@ def iter_wrapped(exc: BaseException) -> Iterator[BaseException]:
 def before_the_request(exc: BaseException) -> bool:
     """Return whether the error was raised while the library connected to the server.
 
-    This includes a proxy's tunnel and the TLS handshake. The library sends the request afterwards.
+    Connecting includes a proxy's tunnel and the TLS handshake. The library sends the request only
+    after them.
     """
     return any(
         _connects(module, function) for e in iter_wrapped(exc) for module, function, _ in frames(e)
@@ -102,15 +103,15 @@ _PASSING = (9, 10)
 
 
 def certificate_failed(exc: BaseException) -> bool:
-    """Return whether the client refused the provider's certificate, so that it sent no request."""
+    """Return whether the client refused the provider's certificate, and so sent no request."""
     return any(isinstance(error, SSLCertVerificationError) for error in iter_wrapped(exc))
 
 
 def certificate_rejected(exc: BaseException) -> bool:
-    """Return whether the client refused the certificate for good, such as for a wrong name.
+    """Return whether the client refused the certificate for a lasting reason, such as a wrong name.
 
-    A retry does not help then. A certificate that has expired, or is not valid yet, does not count,
-    because that will change.
+    A retry does not help then. An expired certificate does not count, because it will be renewed. A
+    certificate that is not valid yet does not count either.
     """
     return any(
         isinstance(error, SSLCertVerificationError) and error.verify_code not in _PASSING
@@ -119,7 +120,7 @@ def certificate_rejected(exc: BaseException) -> bool:
 
 
 def had_sent_other_mails(exc: BaseException) -> bool:
-    """Return whether Django's ``send_mass_mail`` had sent other mails in the same call before.
+    """Return whether Django's ``send_mass_mail`` had already sent other mails in the same call.
 
     The backends of Django (SMTP) and django-anymail send one mail after another and count them.
     This function reads the count from the traceback.

@@ -21,7 +21,7 @@ LIBRARIES = ("django", "redis", "matplotlib", "prometheus_client", "moto", "pyte
 #: Modules that can be imported only if the library of their extra is installed.
 OF_AN_EXTRA = ("celery_sqs_backoff.contrib.django.", "celery_sqs_backoff.testing")
 
-#: Code that needs each extra. The check runs it in a process of its own.
+#: For each extra, code that needs it. The check runs each of them in a process of its own.
 USES = {
     "testing": "import celery_sqs_backoff.testing",
     "redis": "from celery_sqs_backoff.store.settings import open_store; open_store('redis://h')",
@@ -54,7 +54,7 @@ def check_imports() -> int:
 
 
 def check_sentences() -> None:
-    """Check that the last line of the traceback says which extra to install."""
+    """Run code that needs a missing extra. Check that the error says which extra to install."""
     for extra, code in USES.items():
         said = run("-c", code).stderr.strip().rpartition("\n")[2]
         assert f"pip install 'celery-sqs-backoff[{extra}]'" in said, (extra, said)
@@ -62,7 +62,7 @@ def check_sentences() -> None:
 
 
 def check_commands() -> int:
-    """Ask each command for its help, run a command that needs no queue, and return their number."""
+    """Ask each command for its help, and run ``sqs-simulate``. Return the number of commands."""
     celery = str(Path(sys.executable).with_name("celery"))
     commands = [each.name for each in entry_points(group="celery.commands") if "sqs" in each.name]
     for name in commands:

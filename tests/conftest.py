@@ -87,7 +87,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test whose service is missing. In CI, where nobody reads of skipped tests, fail it."""
+    """Skip a test if its service does not run. In CI, fail it, because skips go unread there."""
     for marker, port in _SERVICES.items():
         if item.get_closest_marker(marker) and not _listens(port):
             give_up = pytest.fail if os.environ.get("CI") else pytest.skip
@@ -133,7 +133,7 @@ def no_django_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def root_log_level() -> Iterator[None]:
-    """Undo changes to logging by an earlier test, for example by a worker in one of its threads."""
+    """Undo changes that an earlier test made to logging, for example with a worker in a thread."""
     level = logging.getLogger().level
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if isinstance(logger, logging.Logger) and name.startswith("celery"):
@@ -185,7 +185,10 @@ def tasks_of_a_test(tasks_of_a_module: None) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def sqs_endpoint(pytestconfig: pytest.Config) -> Iterator[str]:
-    """The URL of an SQS: ministack, unless ``SQS_SERVER`` or ``SQS_ENDPOINT`` names another one."""
+    """The URL of an SQS server. It is ministack's by default.
+
+    ``SQS_SERVER`` or ``SQS_ENDPOINT`` can name another server.
+    """
     capture = pytestconfig.pluginmanager.getplugin("capturemanager")
     with ExitStack() as stack:
         yield stack.enter_context(sqs_server())

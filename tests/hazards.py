@@ -64,7 +64,7 @@ HAZARDS: Mapping[str, str] = {
     "running tasks.",
 }
 
-#: Why the library cannot guard against a hazard, or not fully.
+#: Why the library cannot guard fully, or at all, against a hazard.
 REASONS: Mapping[str, str] = {
     "H27": "SQS has no broadcast, so by default `revoke` reaches no worker. A worker that knows of "
     "a revoked task checks this before it starts or delays the task, but forgets it when it stops.",

@@ -1,7 +1,7 @@
 """Run tests that compute beside tests that wait, so that a parallel run keeps both cores busy.
 
 Acceptance and integration tests mostly wait for workers and servers. Unit tests and simulations
-compute. In pytest's own order, all tests that wait would come before those that compute.
+compute. In pytest's own order, all tests that wait would come before all tests that compute.
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ class Lanes(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
 
 @cache
 def seconds() -> Mapping[str, float]:
-    """Return the recorded seconds of test files and of slow tests, without their parameters."""
+    """Return the recorded seconds of each test file and each slow test, by name.
+
+    The name of a test has no parameters.
+    """
     lines = _FILE.read_text().splitlines() if _FILE.exists() else []
     return {name: float(figure) for figure, _, name in (line.partition(" ") for line in lines)}
 
 
 def seconds_of(nodeid: str) -> float:
-    """Return the recorded seconds of a test; 0 if it is fast or new."""
+    """Return the recorded seconds of a test. If it is fast or new, return 0."""
     file, _, name = nodeid.partition("[")[0].partition("::")
     return seconds().get(f"{file}::{name.rpartition('::')[2]}", 0.0)
 

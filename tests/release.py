@@ -1,9 +1,9 @@
-"""Check what must hold before a release. ``make release-check`` runs this, and leaves ``dist/``.
+"""Check the last commit before a release. ``make release-check`` runs this, and leaves ``dist/``.
 
 1. Two builds of the last commit give the same files, and the package index can show them.
-2. The wheel works without extras and with each of them, in an environment of its own.
-3. No public name is missing that the last tag had.
-4. Users' type checkers know the public names: mypy and pyright.
+2. The wheel works without extras, and with each extra, each time in a new environment.
+3. Each public name of the last tag still exists, or the changelog names it.
+4. mypy and pyright know the types of the public names, as users' code needs them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BIN = Path(sys.executable).parent
 #: The public modules. A release must not lose a name from their ``__all__``.
 PUBLIC = ("", "classifiers", "foreign", "provider_proxy", "redrive", "safe", "signals", "testing")
 
-#: Code that must run with the wheel and this extra. Without an extra, ``tests/bare.py`` must run.
+#: For each extra, code that must run with it. Without an extra, ``tests/bare.py`` must run.
 USES = {
     "django": "import django; import celery_sqs_backoff.contrib.django.apps",
     "redis": "import redis; import celery_sqs_backoff.store.redis",
@@ -93,7 +93,10 @@ def make_reproducible(source: Path, epoch: int) -> None:
 
 
 def public_names(read: object) -> Iterator[str]:
-    """Yield the names in ``__all__`` of the public modules. ``read`` returns a module's source."""
+    """Yield the names in ``__all__`` of the public modules.
+
+    ``read`` returns the source at a path in the package, or an empty text.
+    """
     for module in PUBLIC:
         paths = [f"{module}/__init__.py", f"{module}.py"] if module else ["__init__.py"]
         source = next((text for path in paths if (text := read(path))), "")  # type: ignore[operator]
@@ -141,10 +144,10 @@ def check_addresses(metadata: configparser.SectionProxy) -> None:
     """Check that the links in README.md work on the package index.
 
     Raises:
-        SystemExit: the project has an address, but links in README.md are paths.
+        SystemExit: setup.cfg has ``project_urls``, but links in README.md are paths.
     """
     if "project_urls" not in metadata:
-        print("index: NOT TO BE UPLOADED YET, setup.cfg has no project_urls")
+        print("index: do not upload yet: setup.cfg has no project_urls")
         return
     by_path = re.findall(r"\]\((?!https://)([^)]+)\)", (ROOT / "README.md").read_text())
     if by_path:
@@ -201,7 +204,8 @@ def main() -> None:
         print(f"build: {digest}  {name}")
     run(BIN / "twine", "check", "--strict", *dist.iterdir())
     [wheel] = dist.glob("*.whl")
-    # W004 forbids file names that an import statement cannot have. Django's migrations have them.
+    # W004 forbids file names that cannot be imported by name, such as 0001_x.py. Django's
+    # migrations have such names.
     run(BIN / "check-wheel-contents", "--ignore", "W004", wheel)
     print("index: it can show the description, and the wheel has the right files")
     check_addresses(setup["metadata"])

@@ -1,11 +1,11 @@
-"""Print the test files of a room of the package: ``python -m tests.rooms redrive unit rig``.
+"""Print the test files of a room, as in ``python -m tests.rooms redrive unit rig``.
 
-A room is a subpackage, such as ``redrive``. A test file belongs to the room whose name is part of
-the file's folder or name. If there is none, a file that runs a worker or its parts belongs to the
-room ``worker``. Any other file belongs to each room from which it imports. If it imports from none,
-it belongs to ``house``.
+A room is a subpackage, such as ``redrive``. If the folder or the name of a test file contains the
+name of a room, the file belongs to this room. Otherwise a file that runs a worker or its parts
+belongs to the room ``worker``. Any other file belongs to each room from which it imports. A file
+that imports from no room belongs to ``house``.
 
-The words after the room name the folders in which to look. Without them, it looks in all folders.
+The words after the room name the folders of ``tests`` to list. Without them, all folders count.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def rooms_of(file: Path) -> set[str]:
 
 
 def _imported_from(file: Path) -> Iterator[str]:
-    """Yield the parts of our package from which a file imports: rooms and other modules."""
+    """Yield the names of the subpackages and modules of our package that a file imports from."""
     package = celery_sqs_backoff.__name__
     for node in ast.walk(ast.parse(file.read_text())):
         match node:

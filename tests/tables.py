@@ -1,6 +1,7 @@
 """Make the tables and diagrams in the documentation that come from the code.
 
-``python -m tests.tables`` writes each of them between its marks in a page.
+``python -m tests.tables`` writes each of them between its marks in a page. The marks are HTML
+comments, such as ``<!-- end metrics -->``.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def message_states() -> str:
     return _diagram(edges)
 
 
-#: How a message can end. The keys are words of the table of runs, the values those of the diagram.
+#: What a run can do to its message. The keys are words in the table in the docstring of
+#: ``decision``. The values are names in the diagram.
 _ENDS = {"delete": "deleted", "hide": "hidden", "dead letter": "dead_letter", "give": "given_back"}
 
 
@@ -128,7 +130,7 @@ def write_into(page: str, name: str, text: str) -> str:
 
 
 def read_table(text: str | None, *, heading: str) -> list[list[str]]:
-    """Return the rows of the table in a docstring whose first heading is this.
+    """Return the rows of the table in a docstring that has this heading over its first column.
 
     Raises:
         LookupError: the docstring has no such table. Perhaps the table is now in another module.
@@ -167,7 +169,7 @@ def _label(text: str) -> str:
     return text.replace("`", "").replace(":", " -").replace(";", ",")
 
 
-#: The words that users see for the states of a gate.
+#: The words that users see for the states of a provider's gate, which is a circuit breaker.
 _STATES = {"closed": "well", "open": "paused"}
 
 

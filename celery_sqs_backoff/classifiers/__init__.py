@@ -9,12 +9,12 @@ Name them in a task's option ``classify``::
         requests.post(...).raise_for_status()
 
 Each classifier finds out at which moment of the call the library failed. If the request was not
-sent, the failure is RETRYABLE. If it was sent and got no proper answer, the failure is UNKNOWN. It
-is then safe to repeat if the task declares the call idempotent. If the provider refused the request
-for good, the failure is NOT_PROCESSED. For an error of another library the classifier returns
-``None``, and the task's next classifier is called.
+sent, or the provider refused it only for now, the failure is RETRYABLE. If the provider refused the
+request for good, the failure is NOT_PROCESSED. If the request was sent and got no proper answer,
+the failure is UNKNOWN. An UNKNOWN failure is retried only if you pass ``idempotent=True``. For an
+error of another library, the classifier returns ``None``, and the task's next classifier is called.
 
-A verdict covers the call that failed, not calls that the task made before it.
+A verdict covers only the call that failed, not calls that the task made before.
 
 The classifiers never import a library, and the libraries need not be installed.
 """
@@ -41,10 +41,10 @@ __all__ = [
 
 
 def known_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
-    """Return a classifier for the errors of all these libraries, with ``sdk_errors`` last.
+    """Return a classifier that asks all classifiers of this module in turn, ``sdk_errors`` last.
 
     Use it for tasks that make one outside call. If only some calls of a task are idempotent, give
-    it one classifier for each library.
+    the task one classifier for each library instead.
 
     Args:
         idempotent: ``True`` = a second call does no harm, so a failure after the request was sent

@@ -1,4 +1,4 @@
-"""Read from an HTTP answer whether the call was processed, and how long to wait before the next.
+"""Read from an HTTP answer whether the call was processed, and how long to wait for a retry.
 
 The functions are pure. They take a status, headers and the time, and return a diagnosis.
 """
@@ -19,7 +19,7 @@ from .exchange import Diagnosis, Meaning
 
 @dataclass(frozen=True)
 class StatusRule:
-    """A row of the table of statuses. The first that fits an answer gives its meaning."""
+    """A row of the table of statuses. The first row that fits an answer gives its meaning."""
 
     statuses: Collection[int]
     means: Meaning
@@ -28,8 +28,8 @@ class StatusRule:
     only: str = ""
 
 
-#: Conditions of rows, as the documentation prints them. An exhausted rate limit also asks to wait,
-#: but does not count as ``Retry-After``. A gateway adds the headers of a rate limit even after it
+#: Conditions of rows, as the documentation prints them. The headers of an exhausted rate limit also
+#: ask to wait. They do not count as ``Retry-After``, because a gateway may add them even after it
 #: has passed the request on.
 ASKS_TO_WAIT, HAS_RETRY_AFTER = "that ask to wait", "with `Retry-After`"
 OF_A_CACHE = "with `Server: Varnish`"  # a cache made the answer itself
@@ -63,7 +63,8 @@ STATUSES: tuple[StatusRule, ...] = (
     StatusRule(
         range(400, 500),
         Meaning.REFUSED_FOR_NOW,
-        "`Retry-After`, or an exhausted rate limit (RFC 9110, 15.5.14; GitHub answers 403 so)",
+        "`Retry-After`, or an exhausted rate limit (RFC 9110, 15.5.14; GitHub answers 403 in"
+        " this case)",
         only=ASKS_TO_WAIT,
     ),
     StatusRule(
@@ -79,7 +80,7 @@ STATUSES: tuple[StatusRule, ...] = (
     StatusRule(
         (503,),
         Meaning.UNAVAILABLE,
-        "Varnish and Fastly send `Retry-After` with each 503 of their own, also after they had"
+        "Varnish and Fastly send `Retry-After` with each of their own 503s, even after they have"
         " passed the request on (https://github.com/varnishcache/varnish-cache/blob/master/bin/"
         "varnishd/builtin.vcl, `vcl_backend_error`); RETRYABLE with `trust_503=True`",
         only=OF_A_CACHE,
@@ -93,7 +94,7 @@ STATUSES: tuple[StatusRule, ...] = (
     StatusRule(
         (503,),
         Meaning.UNAVAILABLE,
-        "Envoy and Heroku send it even after they had passed the request on; RETRYABLE with"
+        "Envoy and Heroku send a 503 even after they have passed the request on; RETRYABLE with"
         " `trust_503=True`",
     ),
     StatusRule(
@@ -149,8 +150,8 @@ def read_asked_seconds(headers: object, *, now: float) -> float | None:
 
     ``Retry-After`` may be seconds or an HTTP date (RFC 9110, 10.2.3). Without this header, the
     function uses the time until the rate limit is reset, if the rate limit is used up. Providers
-    send it as ``RateLimit-Reset`` (seconds) or ``X-RateLimit-Reset`` (seconds, or a time since the
-    epoch). The structured header ``RateLimit`` of the later drafts is not read
+    send this time as ``RateLimit-Reset`` (seconds) or ``X-RateLimit-Reset`` (seconds, or a time
+    since the epoch). The structured header ``RateLimit`` of the later drafts is not read
     (https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/).
     """
     fields = _lower(headers)
@@ -164,10 +165,10 @@ def read_asked_seconds(headers: object, *, now: float) -> float | None:
 def may_have_acted(response: Any) -> bool:
     """Return whether the server may have processed the request before it sent this answer.
 
-    The answer is one after which the HTTP client sent another request. A server may process a
+    Call this for an answer after which the HTTP client sent another request. A server may process a
     request and then answer with a redirect. But 307 and 308 ask the client to repeat the request
-    elsewhere, so it was not processed (RFC 9110, 15.4.8 and 15.4.9). Other answers refuse the
-    request, such as a 401 that asks for digest authentication.
+    elsewhere, so it was not processed (RFC 9110, 15.4.8 and 15.4.9). An answer that is no redirect
+    refuses the request, such as a 401 that asks for digest authentication.
     """
     return _status(response) in range(300, 400) and _status(response) not in (307, 308)
 
@@ -175,7 +176,7 @@ def may_have_acted(response: Any) -> bool:
 def read_answer(response: Any) -> Diagnosis | None:
     """Return the diagnosis of a response object, by its status and headers.
 
-    The status is ``status_code`` or ``status``.
+    The status is its attribute ``status_code`` or ``status``.
     """
     return answer(_status(response), getattr(response, "headers", None), now=time.time())
 

@@ -49,8 +49,8 @@ class Diagnosis:
     def verdict(self, *, idempotent: bool, trust_503: bool = False) -> Verdict:
         """Return the verdict on the failed call.
 
-        If the outcome is UNKNOWN, the call may have been processed. Then the task is retried
-        without an undo if the call is idempotent, except after a CONFLICT.
+        If the outcome is UNKNOWN, the call may have been processed. If such a call is idempotent,
+        the task is retried without an undo. After a CONFLICT it is not retried.
         """
         outcome = self.meaning.outcome(trust_503=trust_503)
         repeat = idempotent and outcome is Outcome.UNKNOWN and self.meaning is not Meaning.CONFLICT
@@ -74,12 +74,12 @@ class ErrorRule:
     """A row of a library's table.
 
     Args:
-        module: the module of the classes. It is never imported: as long as it is not loaded, no
-            error of its classes can occur.
+        module: the module of the classes. The rule never imports the module. As long as it is not
+            loaded, no error of its classes can occur.
         names: names of the classes, separated by spaces. The rule also fits their subclasses. A
             class that the installed version lacks is ignored.
-        means: a meaning, or a function that reads it from the error. ``None`` = the error is not
-            classified, and no later rule is tried.
+        means: a meaning, or a function that reads a diagnosis from the error. ``None`` = the error
+            is not classified, and no later rule is tried.
         when: the condition, or the part of the error that is read, as a text for the documentation.
         applies: returns whether the condition holds. ``None`` (default) = no condition.
         asked_seconds: returns how long the provider asked to wait, if ``means`` is a meaning.
@@ -109,7 +109,10 @@ class ErrorRule:
 
 
 def find(rules: tuple[ErrorRule, ...], exc: BaseException) -> Diagnosis | None:
-    """Return the diagnosis of the first rule that fits, or ``None`` without a diagnosis."""
+    """Return the diagnosis of the first rule that fits, or ``None`` if it gives no diagnosis.
+
+    Return ``None`` also if no rule fits.
+    """
     for rule in rules:
         if rule.fits(exc):
             if isinstance(rule.means, Meaning):
@@ -129,8 +132,7 @@ class LibraryErrors:
             call may have been processed.
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too.
         redirected: returns whether a server had answered with a redirect before the call failed.
-            That server may have processed the call. ``None`` = the library
-            follows no redirects.
+            That server may have processed the call. ``None`` = do not look for redirects.
 
     Raises:
         TypeError: ``idempotent`` or ``trust_503`` is not a bool.

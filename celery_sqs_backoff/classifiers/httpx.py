@@ -13,8 +13,8 @@ _rule = partial(ErrorRule, "httpx")
 
 
 def _certificate(exc: BaseException) -> bool:
-    # httpx's error has httpcore's error as ``__cause__``, and that has the real one as
-    # ``__context__``.
+    # The ``__cause__`` of httpx's error is httpcore's error. The ``__context__`` of that error is
+    # the original error, for example an error of the module ``ssl``.
     root = getattr(exc.__cause__, "__context__", None)
     return certificate_rejected(exc) or (root is not None and certificate_rejected(root))
 
@@ -33,7 +33,8 @@ RULES: tuple[ErrorRule, ...] = (
         "TimeoutException ReadTimeout WriteTimeout NetworkError ReadError WriteError CloseError"
         " RemoteProtocolError",
         Meaning.IN_DOUBT,
-        "a reset, a timeout, an incomplete answer or no HTTP, after the first byte was sent",
+        "a reset, a timeout, an incomplete answer or one that is not HTTP, after the first byte"
+        " was sent",
     ),
 )
 
@@ -42,7 +43,8 @@ def _was_redirected(exc: BaseException) -> bool:
     history = getattr(getattr(exc, "response", None), "history", None)
     for module, function, frame in frames(exc):
         if (module, function) == ("httpx._client", "_send_handling_redirects"):
-            history = history or frame.f_locals.get("history")  # if there is no response
+            # An error without a response has no ``history``, so read it from the traceback.
+            history = history or frame.f_locals.get("history")
     return any(map(may_have_acted, history or ()))
 
 

@@ -48,8 +48,8 @@ RULES: tuple[ErrorRule, ...] = (
     _rule(
         "ConnectionError ProxyError SSLError Timeout ReadTimeout ChunkedEncodingError RetryError",
         Meaning.IN_DOUBT,
-        "a reset, a timeout or an incomplete answer after the first byte was sent; retries of"
-        " urllib3 that ended with a status",
+        "a reset, a timeout or an incomplete answer after the first byte was sent; urllib3's"
+        " retries, if the last attempt ended with an error status",
     ),
     _rule("JSONDecodeError", None, "the provider answered, but not with JSON"),
     _rule(

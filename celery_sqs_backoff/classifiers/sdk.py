@@ -2,7 +2,7 @@
 
 Only errors of known SDKs are read, because other exceptions may have a ``status_code``, too. For
 example, a task may raise the ValidationError of Django REST framework after the provider has
-charged. https://docs.stripe.com/error-handling
+charged the customer. https://docs.stripe.com/error-handling
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ RULES: tuple[ErrorRule, ...] = (
         "builtins",
         "Exception",
         Meaning.IN_DOUBT,
-        "django-anymail in `send_mass_mail`: mails before this one were accepted",
+        "django-anymail in `send_mass_mail`: earlier mails of the call were accepted",
         lambda exc: type(exc).__module__.startswith("anymail.") and had_sent_other_mails(exc),
     ),
     ErrorRule(
         "stripe",
         "APIConnectionError",
         _cause,
-        "as the error of the HTTP library that it wraps; in doubt if stripe had sent the request"
-        " before, because of `max_network_retries`",
+        "as the wrapped error of the HTTP library; in doubt if an earlier attempt of stripe"
+        " (`max_network_retries`) had sent the request",
     ),
     ErrorRule(
         "stripe",
@@ -79,10 +79,10 @@ def sdk_errors(
 ) -> Classifier:
     """Return a classifier for errors of providers' SDKs, by the HTTP status in the error.
 
-    It reads errors of Stripe (``http_status``), SendGrid (``status_code``), Twilio (``status``),
-    Slack and django-anymail (``response``). SendGrid also raises errors of urllib, and Twilio
-    errors of requests. Tasks that call these two also need ``urllib_errors`` or
-    ``requests_errors``.
+    The classifier reads errors of Stripe (``http_status``), SendGrid (``status_code``), Twilio
+    (``status``), Slack and django-anymail (``response``). SendGrid's SDK also raises errors of
+    urllib, so a task that calls it also needs ``urllib_errors``. Twilio's SDK also raises errors of
+    requests, so a task that calls it also needs ``requests_errors``.
 
     Stripe's client repeats a call, by default twice, and reports only the last failure. The
     classifier knows only the status of the last attempt. So give the client

@@ -15,7 +15,7 @@ from ..retry.outcomes import Classifier
 from ..traces import certificate_rejected, had_sent_other_mails, list_functions
 from .exchange import Diagnosis, ErrorRule, LibraryErrors, Meaning
 
-# Functions of smtplib that run before the phase DATA, which is the function `data`.
+# Functions of smtplib that run before the phase DATA. The function `data` runs this phase.
 _BEFORE_DATA = {
     *("__init__", "connect", "_get_socket"),
     *("helo", "ehlo", "ehlo_or_helo_if_needed", "starttls", "login", "auth"),
@@ -37,7 +37,7 @@ def _in_smtplib(exc: BaseException) -> bool:
 def _meaning(code: object) -> Meaning | None:
     """Return the meaning of a reply code, or ``None`` for a code other than 4yz and 5yz.
 
-    With these two, the server accepts no mail (RFC 5321, 4.2.1).
+    With a code 4yz the server refuses the mail for now, with 5yz for good (RFC 5321, 4.2.1).
     """
     if isinstance(code, int) and 400 <= code <= 499:
         return Meaning.REFUSED_FOR_NOW
@@ -54,7 +54,7 @@ def _reply(exc: Any) -> Diagnosis:
 
 
 def _read_refused_recipients(exc: Any) -> Diagnosis:
-    """Return the diagnosis for refused recipients. If one may be accepted later, retry."""
+    """Return the diagnosis for refused recipients. Retry if the server may accept some later."""
     refused: Mapping[str, tuple[int, bytes]] = exc.recipients
     for_good = all(_meaning(code) is Meaning.REFUSED for code, _ in refused.values())
     return Diagnosis(Meaning.REFUSED if for_good else Meaning.REFUSED_FOR_NOW)
@@ -63,7 +63,7 @@ def _read_refused_recipients(exc: Any) -> Diagnosis:
 RULES: tuple[ErrorRule, ...] = (
     _os_error(
         Meaning.IN_DOUBT,
-        "`send_mass_mail`: mails before this one were accepted",
+        "`send_mass_mail`: earlier mails of the same call were accepted",
         had_sent_other_mails,
     ),
     _os_error(
@@ -73,7 +73,7 @@ RULES: tuple[ErrorRule, ...] = (
     ),
     _os_error(
         Meaning.IN_DOUBT,
-        "raised in smtplib at QUIT: the mail before it was accepted",
+        "raised in smtplib at QUIT: the server had already accepted the mail",
         lambda exc: bool(list_functions(exc, "smtplib") & {"quit", "__exit__"}),
     ),
     _rule(
@@ -111,8 +111,8 @@ RULES: tuple[ErrorRule, ...] = (
 def smtplib_errors(*, idempotent: bool = False) -> Classifier:
     """Return a classifier for the errors of smtplib.
 
-    smtplib raises no error if the server accepted at least one recipient. ``sendmail`` returns the
-    refused recipients.
+    smtplib raises no error if the server accepted at least one recipient. Instead, ``sendmail``
+    returns the refused recipients.
 
     Args:
         idempotent: ``True`` = the mail may be sent twice without harm, so a failure in DATA is

@@ -126,7 +126,7 @@ RULES: tuple[ErrorRule, ...] = (
 #: = each call of the function follows a redirect.
 _FOLLOWING = {
     ("urllib.request", "http_error_302"): None,
-    ("requests.sessions", "resolve_redirects"): None,  # it raises some urllib3 errors as they are
+    ("requests.sessions", "resolve_redirects"): None,  # requests wraps only some errors of urllib3
     ("urllib3.poolmanager", "urlopen"): "response",
     ("urllib3.connectionpool", "urlopen"): "redirect_location",
 }

@@ -59,7 +59,10 @@ def command(
 
 
 class SqsCommand(CeleryCommand):  # type: ignore[misc]  # Celery is not typed
-    """A command whose help lists its exit codes. If it is interrupted, it ends with code 130."""
+    """A command that lists its exit codes in its help.
+
+    If the user interrupts the command, or does not confirm, it ends with code 130.
+    """
 
     def __init__(
         self,
@@ -117,10 +120,11 @@ def app_of(ctx: click.Context, *, needs_sqs: bool = False) -> Any:
     """Return the app that ``-A`` names.
 
     Arguments:
-        needs_sqs: refuse an app with another broker than SQS.
+        needs_sqs: ``True`` = refuse an app with another broker than SQS. Default ``False``.
 
     Raises:
-        CommandFailed: there is no such app, or its settings cannot be read.
+        CommandFailed: there is no such app, or its settings cannot be read, or ``needs_sqs``
+            refuses its broker.
     """
     app = ctx.obj.app
     if is_fallback_app(app):

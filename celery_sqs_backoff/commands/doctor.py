@@ -59,7 +59,7 @@ def sqs_doctor(
     """Check queues, dead-letter queues, tasks and settings, without changing any of them.
 
     The command reads queues with GetQueueAttributes. It tries permissions with a receipt handle
-    that does not exist, so it touches no message.
+    that does not exist, so it touches no message. In the store, it adds and deletes a test record.
     """
     if explain is not None:
         click.echo(_explanation(_rule(explain)))
@@ -119,7 +119,7 @@ def _text(findings: Sequence[Finding], looked_at: str, *, could_look: bool) -> s
         ]
     counts = {s: sum(f.severity is s for f in findings) for s in Severity}
     told = ", ".join(counted(n, s.value) for s, n in counts.items() if n)
-    nothing = "all well" if could_look else "nothing found, and not all could be read"
+    nothing = "no findings" if could_look else "no findings, but some queues could not be read"
     return "\n".join([*lines, f"{looked_at}: {told or nothing}"])
 
 

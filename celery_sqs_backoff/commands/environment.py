@@ -23,8 +23,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def journal_directory() -> Path | None:
     """Return the default directory of journals, or warn and return ``None`` if it is not writable.
 
-    If it has journals, return it even if it is not writable. The journal of a killed run names the
-    messages that were sent, so the redrive must read it, or fail.
+    A journal names the messages that a redrive has sent. If the directory has journals, return it
+    even if it is not writable. A killed run may have left its journal there. The redrive must then
+    read that journal or fail, because otherwise it would send messages again.
     """
     directory = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state", "celery-sqs-backoff")
     try:
@@ -45,8 +46,9 @@ def journal_directory() -> Path | None:
 def open_records(app: Any) -> Records:
     """Return the object that reads and writes the records in the app's store.
 
-    In a Django project, call ``django.setup()`` first, because ``celery`` does not call it for
-    commands. The store may be in the project's database, and ``SECRET_KEY`` signs the records.
+    In a Django project, this function calls ``django.setup()`` first. The store may be in the
+    project's database, and ``SECRET_KEY`` signs the records. ``celery`` itself does not call
+    ``django.setup()`` for commands.
 
     Raises:
         ImproperlyConfigured: the app names no store, or an unknown store.
@@ -65,8 +67,8 @@ def until_signalled(stop: threading.Event) -> Iterator[None]:
     """Set the event on the first SIGINT, SIGTERM or SIGHUP.
 
     After the first signal, the command still gives unsent messages back to SQS. The second signal
-    raises KeyboardInterrupt. Then the messages stay hidden until their holds end. If the process
-    ignores a signal (``nohup``), the signal stays ignored.
+    raises KeyboardInterrupt. The messages then stay hidden until their visibility timeouts end. If
+    the process ignores a signal (``nohup``), the signal stays ignored.
     """
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -84,7 +86,10 @@ def until_signalled(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does, unless they are ignored."""
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does.
+
+    If the process ignores a signal (``nohup``), the signal stays ignored.
+    """
     with _handling(signal.default_int_handler):
         yield
 
@@ -93,7 +98,8 @@ def interrupt_on_signals() -> Iterator[None]:
 def _handling(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
     """Call ``handler`` on signals until the block ends.
 
-    Outside the main thread this has no effect, because Python allows signal handlers only there.
+    Outside the main thread this function has no effect, because Python sets signal handlers only in
+    the main thread.
     """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():

@@ -19,7 +19,7 @@ from .options import FILE, option
 
 @command(
     "sqs-health",
-    codes={DONE: "healthy", FOUND: "unhealthy; stderr has the reason"},
+    codes={DONE: "healthy", FOUND: "unhealthy; stdout has the reason"},
     examples="""
         celery -A proj sqs-health
         celery sqs-health --file /run/worker.heartbeat
@@ -41,9 +41,10 @@ from .options import FILE, option
 def sqs_health(ctx: click.Context, file: Path | None, max_age: float) -> None:
     """Report whether the worker that touches the heartbeat file is alive.
 
-    A worker is alive while its threads receive, renew and settle messages. An outage of SQS or a
-    long task does not make a worker unhealthy, because a restart would not help. The command does
-    not ask SQS. The worker's log names the cause (sqs_backoff.unhealthy).
+    A worker is alive if its threads that receive, renew and delete messages run and do not hang. An
+    outage of SQS or a long task does not make a worker unhealthy, because a restart would not help.
+    The command does not ask SQS. If a worker is unhealthy, its log names the cause
+    (sqs_backoff.unhealthy).
     """
     path = file or _path_of(app_of(ctx).conf.get("sqs_backoff"))
     if path is None:

@@ -26,8 +26,8 @@ def option(group: str, *names: str, **settings: Any) -> Callable[[F], F]:
         group: title of the section.
         names: spellings of the option, such as ``"--rate RATE"``. The word after the space is the
             value's name in the help. A name without dashes is the name of the parameter.
-        settings: as for ``click.option``. An option is a flag if it has neither a value's name nor
-            a type.
+        settings: as for ``click.option``. An option without a value's name and without a type is a
+            flag.
     """
     spellings = [name.partition(" ")[0] for name in names]
     value = next((name.partition(" ")[2] for name in names if " " in name), None)
@@ -79,7 +79,7 @@ _SELECTION: Sequence[Callable[[Any], Any]] = (
     _which("--error GLOB", help="Only this error, a glob for 'type: message'."),
     _which("--from QUEUE", "origin", help="Only from this queue: a name, URL or ARN."),
     _which("--older DURATION", help="Only if first sent longer ago than this (36h)."),
-    _which("--newer DURATION", help="Only if first sent less long ago than this."),
+    _which("--newer DURATION", help="Only if first sent more recently (1h)."),
     _which("--id ID", multiple=True, help="Only this message or task ID; repeatable."),
     _which("--ids FILE", type=READABLE_FILE, help="Only the IDs in this file, one per line."),
 )
@@ -93,7 +93,11 @@ def selection_options(command: F) -> F:
 
 
 def ids_of(single: Sequence[str], file: Path | None) -> list[str] | None:
-    """Return the IDs of ``--id`` and of the file in ``--ids``. ``None`` = no IDs were given."""
+    """Return the IDs of ``--id`` and of the file in ``--ids``. ``None`` = no IDs were given.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
     if file is None:
         return [*single] or None
     try:

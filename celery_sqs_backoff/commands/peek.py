@@ -63,12 +63,12 @@ def sqs_peek(
 ) -> None:
     """Count the messages of a dead-letter queue by task, outcome, reason and age.
 
-    QUEUE is the dead-letter queue or a queue that has one: a name, URL or ARN.
+    QUEUE is a name, URL or ARN of the dead-letter queue, or of the queue that it belongs to.
 
     With --id the command shows all facts of the message, including its traceback. For that it looks
     at all messages of the queue.
 
-    The command gives all messages back. But SQS counts one more receive of each message.
+    The command gives all messages back to the queue. But SQS counts one more receive of each.
     """
     shell = Shell(app_of(ctx), queue, options, as_json=as_json)
     if id and ctx.get_parameter_source("sample") is ParameterSource.DEFAULT:

@@ -46,7 +46,7 @@ def show_progress() -> Iterator[Callable[[events.RedriveEvent], None]]:
 
 
 def _columns() -> int:
-    """Return the width of a line on stderr's terminal, or 0 if it has no terminal or no width."""
+    """Return how many characters fit on a line of stderr, or 0 if stderr is no terminal."""
     try:
         return max(0, os.get_terminal_size(sys.stderr.fileno()).columns - 1)
     except (OSError, ValueError, AttributeError):
@@ -57,7 +57,7 @@ def _facts(event: events.Progress) -> str:
     left = "" if event.eta_seconds is None else f" {spell_duration(event.eta_seconds)} left"
     return (
         f"{event.sent + event.dropped}/{event.to_send} {event.rate:.1f}/s"
-        f" failed {event.failed} back {event.returned}{left}"
+        f" failed {event.failed} came back {event.returned}{left}"
     )
 
 

@@ -27,21 +27,21 @@ _WHICH, _SPEED, _SAFETY = "Which messages", "How fast", "Safety and output"
 @click.argument("queue")
 @option(_WHICH, "--to QUEUE", help="Send all to QUEUE. [default: where each came from]")
 @selection_options
-@option(_WHICH, "--include-unknown", help="Also messages that may be done or sent already.")
+@option(_WHICH, "--include-unknown", help="Also send messages that may be done already.")
 @option(_WHICH, "--limit N", type=click.IntRange(1), help="Send at most N messages in this run.")
 @option(
     _WHICH,
     "--max-replays N",
     type=click.IntRange(1),
     default=3,
-    help="Leave those replayed N times.",
+    help="Skip messages replayed N times.",
 )
 @option(
     _WHICH,
     "--expired",
     type=click.Choice(["leave", "extend"]),
     default="leave",
-    help="Leave or extend expired tasks.",
+    help="Skip expired tasks or extend them.",
 )
 @option(_SPEED, "--rate RATE", help="Such as 10/s, 300/m. [default: no limit]")
 @option(
@@ -49,7 +49,7 @@ _WHICH, _SPEED, _SAFETY = "Which messages", "How fast", "Safety and output"
     "--ramp DURATION",
     help="Start at a tenth of --rate and reach it after this long, for example 10m.",
 )
-@option(_SPEED, "--spread DURATION", help="Random delay up to this, which is at most 15m.")
+@option(_SPEED, "--spread DURATION", help="Delay each at random, up to this (at most 15m).")
 @option(
     _SPEED,
     "--probe URL|MODULE:CALLABLE",
@@ -91,8 +91,9 @@ def sqs_redrive(
 ) -> None:
     """Send the messages of a dead-letter queue back to where they came from.
 
-    QUEUE is the dead-letter queue or a queue that has one: a name, URL or ARN. The command first
-    looks at the messages and asks you. It deletes a message when SQS has reported it as sent.
+    QUEUE is a name, URL or ARN of the dead-letter queue, or of the queue that it belongs to. The
+    command first looks at the messages and asks you. It deletes a message only after SQS has
+    confirmed that it was sent.
     """
     shell = Shell(app_of(ctx), queue, options, as_json=as_json)
     with shell.ending(), interrupt_on_signals():

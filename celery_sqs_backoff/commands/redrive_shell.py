@@ -1,6 +1,6 @@
-"""Look at the queue, ask the user and redrive, for ``celery sqs-redrive``.
+"""Look at the queue, ask the user and redrive, for ``celery sqs-redrive`` and ``sqs-peek``.
 
-With ``--json``, the last line is a ``Finished`` event in every case.
+With ``--json``, the last line of ``sqs-redrive`` is a ``Finished`` event in every case.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Shell:
     """One invocation of ``sqs-redrive`` or ``sqs-peek``.
 
     Arguments:
+        app: the Celery app.
+        queue: name, URL or ARN of the queue.
         options: as for :func:`~celery_sqs_backoff.redrive`.
         as_json: print events on stdout instead of text for people.
     """
@@ -50,14 +52,14 @@ class Shell:
         self._has_ended = False  # whether ``Finished`` was printed for scripts
         self._journal: str | None = None
         self._report: RedriveReport | None = None
-        self._has_started = False  # whether a look or a run has begun: both may hide messages
+        self._has_started = False  # whether the command may have hidden messages
 
     @contextmanager
     def ending(self) -> Iterator[None]:
         """If the block raises an exception, end the command with an exit code.
 
-        Before that, print the rest of the output. As JSON this is the event ``Finished``, unless it
-        was printed already. As text for people it is the report, if there is one.
+        Before that, complete the output. With ``--json``, print the event ``Finished`` if it was
+        not printed yet. Without ``--json``, print the report, if the run has made a report.
         """
         try:
             yield
@@ -85,7 +87,7 @@ class Shell:
             print_report(report, queue=self._queue, options=self._options, journal=self._journal)
 
     def look(self, **settings: Any) -> Plan:
-        """Look at the queue, and return the plan.
+        """Look at the queue. Return the plan, which predicts a redrive.
 
         Arguments:
             settings: further arguments for ``peek``. An option of the command overrides an argument
@@ -134,12 +136,17 @@ class Shell:
         """Look, print the plan, and ask the user. Return the exit code, or ``None`` to go on.
 
         For a restore, only ask. If there are messages with outcome UNKNOWN, ask whether to send
-        them. Keep the answer in the option ``include_unknown``.
+        them, too. Keep the answer in the option ``include_unknown``.
+
+        With ``--yes``, ask nothing, and print no plan. With ``--yes`` and ``--rate``, but without
+        ``--delete`` and ``--force``, still look. Refuse the run if SQS would delete messages before
+        they can be sent.
 
         Arguments:
-            is_answered: whether ``--yes`` was given. Then ask nothing, and print no plan. If a rate
-                is given without ``--delete`` and ``--force``, look, and refuse the run if SQS would
-                delete messages before they can be sent.
+            is_answered: whether ``--yes`` was given.
+
+        Raises:
+            RedriveRefused: SQS would delete messages before they can be sent.
         """
         options = self._options
         if is_answered:
@@ -223,7 +230,7 @@ class Shell:
 
 
 def _read_end(exc: BaseException, *, may_hide: bool) -> tuple[str, int, str]:
-    """Return three values for an error: ``ended`` of ``Finished``, the exit code, and the text.
+    """Return the word for ``Finished.ended``, the exit code and the text for an error.
 
     ``may_hide``: whether the command may have hidden messages before the error.
     """

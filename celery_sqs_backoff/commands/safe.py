@@ -66,9 +66,9 @@ def sqs_safe(
     For the records of one message, it is task:NAME:ID. "list" names the records, "show" adds their
     content, and "free" deletes records. "free" needs --kind.
 
-    After "free", another run can take the lock, another message can pass the guard, and the step is
-    done again. A freed workflow does all its steps again. But if its steps were undone, the steps
-    without undo stay done. You cannot undo "free".
+    After "free", another run can take the lock, and another message can pass the guard. A freed
+    step is done again. A freed workflow does all its steps again. But if its steps were undone, the
+    steps that have no undo stay done. You cannot undo "free".
     """
     if action == "free" and kind is None:
         raise click.UsageError("free: name the kind of records with --kind")

@@ -1,6 +1,7 @@
-"""Print the plan of a peek, and the report of a redrive, for people.
+"""Print plans and reports for people.
 
-Control codes in texts from messages are escaped.
+A plan is the result of a look at the queue, and predicts a redrive. A report has the numbers of a
+redrive that has ended. Control codes in texts from messages are escaped.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _COLUMNS = ("id", "task", "task id", "age", "outcome", "reason", "error")
 
 
 def print_plan(plan: Plan, *, err: bool) -> None:
-    """Print a plan. ``err``: print it on stderr, because it is not the result of the command."""
+    """Print a plan. ``err``: on stderr, because the plan is not the result of the command."""
     for line in _plan_lines(plan):
         click.echo(line, err=err)
 
@@ -151,8 +152,8 @@ def closing(
 ) -> list[str]:
     """Return the sentences to print below a report.
 
-    They count the sent messages and, by reason, the messages that stay. If the user should go on,
-    the last sentence names the next command.
+    The sentences count the sent messages and, by reason, the messages that stay in the queue. If
+    the user should go on, the last sentence names the next command.
     """
     name, looked_at = shlex.quote(queue), report.looked_at - report.returned
     deletes, selects = bool(options.get("delete")), has_selection(options)
@@ -186,7 +187,7 @@ def closing(
         if count:
             found.append(f"{count} {sentence}.")
     if report.not_deleted and not journal:
-        found.append("Without a journal another run sends those again.")
+        found.append("Without a journal, the next run sends these again.")
     has_done = report.sent or report.dropped or report.sent_before or report.failed
     if report.ended not in (Ended.DONE, Ended.INCOMPLETE):
         found.append("Unsent messages are in the queue.")

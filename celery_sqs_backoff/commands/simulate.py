@@ -30,18 +30,20 @@ from .options import FILE, option
     """,
 )
 @option("Scenario", "--outage DURATION", default="1h", help="How long the provider is down.")
-@option("Scenario", "--messages RATE", default="1/s", help="New messages while it is down.")
+@option("Scenario", "--messages RATE", default="1/s", help="New messages in the outage.")
 @option(
     "Scenario",
     "--capacity RATE",
     default="20/s",
     help="Calls that the provider accepts; it refuses further calls.",
 )
-@option("Scenario", "--call DURATION", default="0.2s", help="How long a call to it takes.")
+@option("Scenario", "--call DURATION", default="0.2s", help="Duration of a call to the provider.")
 @option("Scenario", "--workers N", type=click.IntRange(1), default=10, help="How many workers.")
-@option("Scenario", "--processes N", type=click.IntRange(1), default=4, help="Per worker.")
+@option(
+    "Scenario", "--processes N", type=click.IntRange(1), default=4, help="Processes per worker."
+)
 @option("Scenario", "--task NAME", help="Use the options of this task. [default: app-wide]")
-@option("Scenario", "--seed N", type=int, default=0, help="Another draw.")
+@option("Scenario", "--seed N", type=int, default=0, help="Seed of the random numbers.")
 @option(
     "Scenario",
     "--max-receive-count N",
@@ -84,7 +86,7 @@ def sqs_simulate(
 
 
 def _scenario(app: Any, found: Options, options: dict[str, Any]) -> Scenario:
-    # These options have defaults, so none of them is read as None.
+    # These options have defaults, so the parsers do not return None. ``or 0.0`` is for mypy.
     outage, call_seconds = (
         parse_duration(options[name], f"--{name}") or 0.0 for name in ("outage", "call")
     )

@@ -51,7 +51,8 @@ def sqs_status(ctx: click.Context, queues: list[str] | None, as_json: bool) -> N
 
     SQS reports running and waiting messages as one number, in flight. If you set
     sqs_backoff['store'], workers report both numbers, the age of messages and the state of
-    providers every ten seconds. Without a store you see "?". This command receives no message.
+    providers every ten seconds. Without a store, "?" stands for these numbers. This command
+    receives no message.
     """
     app = app_of(ctx, needs_sqs=True)
     select_queues(app, queues)

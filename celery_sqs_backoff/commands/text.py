@@ -10,10 +10,10 @@ MOST_CHARACTERS = 400
 
 
 def safe(text: object, limit: int = MOST_CHARACTERS) -> str:
-    """Return a text as one line of about ``limit`` characters, without codes for the terminal.
+    """Return a text as one line of at most about ``limit`` characters, safe for a terminal.
 
-    Characters that stdout's encoding lacks become escapes. Otherwise printing them would end the
-    command with an error.
+    Control codes are escaped. Characters that stdout's encoding lacks are escaped too, because
+    printing them would end the command with an error.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return printable(str(text), limit).encode(encoding, "backslashreplace").decode(encoding)

@@ -1,8 +1,8 @@
 """Find faults in a set-up that could lose or repeat messages.
 
-``look`` reads facts from SQS and from a Celery app, ``facts`` defines them, and the pure functions
-in ``rules`` find faults in them. A finding states the evidence, the consequence in an outage, and
-the fix.
+``look`` reads facts from a Celery app, from SQS and from the app's store. ``facts`` defines the
+types of these facts. The pure functions in ``rules`` find faults in the facts. A finding states the
+evidence, the consequence and the fix.
 """
 
 from __future__ import annotations

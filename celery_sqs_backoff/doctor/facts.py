@@ -25,19 +25,21 @@ NO_SUCH_QUEUE = "NonExistentQueue"
 
 @dataclass(frozen=True, kw_only=True)
 class QueueFacts:
-    """One queue that the app consumes, and the dead-letter queue that its redrive policy names.
+    """One queue that the app consumes, or the dead-letter queue of such a queue.
 
     Args:
         name: name of the queue in Celery.
         url: URL of the queue on SQS.
         attributes: the queue's attributes from GetQueueAttributes; ``None`` = they could not be
             read.
-        failure: SQS's error code if the attributes could not be read.
+        failure: SQS's error code if the attributes could not be read; ``NOT_CREATED`` or
+            ``NOT_PREDEFINED`` if kombu knows no URL of the queue; else ``None``.
         dlq: facts about the dead-letter queue; ``None`` = the queue has no dead-letter queue, or is
             a dead-letter queue itself.
         denied: actions that SQS denied to the identity that ran the doctor.
         is_consumed: whether workers of the app receive from the queue.
-        client_region: Region in which the doctor looked for a queue without finding its URL.
+        client_region: Region in which the doctor looked for a queue that it did not find; else
+            ``None``.
     """
 
     name: str
@@ -110,10 +112,10 @@ class TaskFacts:
     Args:
         name: name under which the task is registered.
         queue: queue to which Celery sends the task if its caller names no queue. The task,
-            ``task_routes`` or ``task_default_queue`` names it. ``None`` = not known.
+            ``task_routes`` or ``task_default_queue`` names this queue. ``None`` = not known.
         also_to: queues that entries of ``beat_schedule`` name for the task.
         exchange: exchange in the task's route, if the route names no queue; else ``None``.
-        is_covered: whether its base class is ``SQSBackoffTask``.
+        is_covered: whether the task has the base class ``SQSBackoffTask``.
         backoff: the delay policy; ``None`` without the base class.
         retry_for: seconds; ``None`` = no limit.
         max_retries: ``None`` = no limit.
@@ -158,8 +160,8 @@ class AppFacts:
     store_fault: str | None = None
     #: Why the store cannot be used; ``None`` = it can be used, or the doctor did not ask it.
     store_failure: str | None = None
-    #: Why other users of the store can forge records; ``None`` = they cannot, or the doctor did not
-    #: check it.
+    #: Why other users of the store can forge records; ``None`` = other users cannot, or the doctor
+    #: did not check this.
     store_forgeable: str | None = None
     #: Why the store may drop records before they expire; ``None`` = no such setting was found.
     store_eviction: str | None = None

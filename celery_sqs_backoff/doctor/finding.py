@@ -116,8 +116,8 @@ def set_attribute(
     Args:
         queue: the queue to change.
         name: name of the attribute on SQS.
-        value: the new value. A policy is a mapping. An empty text removes a policy. With ``null``,
-            Terraform would leave it unchanged.
+        value: the new value. A policy is a mapping. An empty text removes a policy, on SQS and in
+            Terraform. (``null`` in Terraform would leave the policy unchanged.)
         text: a further step for the user. May be empty.
     """
     if isinstance(value, Mapping):
@@ -136,10 +136,10 @@ def set_attribute(
 
 
 def create_queue(queue: QueueFacts, name: str, *attributes: str) -> str:
-    """Return the command that creates a queue of the same type and in the same Region.
+    """Return the command that creates a queue with the type and Region of an existing queue.
 
     Args:
-        queue: the existing queue. The new queue gets its type and Region.
+        queue: the existing queue.
         name: name of the new queue.
         attributes: attributes in the command line's shorthand, such as ``"DelaySeconds=5"``.
     """

@@ -1,7 +1,7 @@
-"""Estimate how many receives a message needs, and how long they last in an outage.
+"""Estimate how many receives a message needs, and when it becomes a dead letter in an outage.
 
-The functions draw delays at random from the task's backoff. The seed is fixed, so a finding has the
-same numbers each time.
+The functions draw delays at random from the task's delay policy. The seed is fixed, so a finding
+has the same numbers each time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
 
 DRAWS = 200
 
-#: Most delays to draw for a queue. Workers do this at their start, so it must not take long.
+#: Most delays to draw for a queue. Workers estimate at their start, so it must not take long.
 _MOST_DELAYS = 10_000
 
 _SEED = 0
@@ -30,8 +30,9 @@ def estimate_seconds_to_dead_letter(
 ) -> float:
     """Return the seconds of an outage after which half of the messages are dead letters.
 
-    All calls fail, so messages do not wait for one another. The time of a message is the sum of its
-    delays.
+    The estimate assumes that every call fails, and that no message waits for another message. A
+    message then becomes a dead letter after the sum of its delays, but at most after ``retry_for``
+    or the retention period.
 
     Args:
         backoff: the delay policy.
@@ -56,8 +57,8 @@ def estimate_receives(
     """Return the number of receives that 99 of 100 messages need until their retries end.
 
     ``retry_for`` or ``max_retries`` ends the retries. SQS allows at most 1,000 receives. If the
-    messages need more, the result is 1,001. If the task has neither option, its retries never end.
-    Then the result is 1,000.
+    messages need more, the result is 1,001. If both options are ``None``, the retries never end,
+    and the result is 1,000.
 
     Args:
         backoff: the delay policy.

@@ -1,8 +1,9 @@
 """Read facts from a Celery app, from SQS and from the app's store.
 
-This changes no queue and no message. It reads the attributes of queues. To find denied permissions,
-it makes two calls with a receipt handle that does not exist, and calls SendMessageBatch on the
-dead-letter queue without a message.
+This module changes no queue and no message. It reads the attributes of queues. To find denied
+permissions, it makes two calls with a receipt handle that does not exist. It also calls
+SendMessageBatch on the dead-letter queue without a message. To check the store, it adds, reads,
+changes and deletes a test record.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ def facts_of_queue(
     failure = answer if isinstance(answer, Failure) else None
     denied: list[str] = []
     if failure is None or _is_forbidden(failure):
-        # A worker needs no permission to read its dead-letter queue, because it only sends to it.
+        # Report this only for a consumed queue. A worker does not read its dead-letter queue, so it
+        # needs no permission for that.
         if failure is not None and is_consumed:
             denied.append("sqs:GetQueueAttributes")
         denied += _find_denied(calls, is_consumed)
@@ -206,7 +208,7 @@ _OWN_TASKS = "celery_sqs_backoff."
 
 
 def _tasks(app: Any) -> Iterable[TaskFacts]:
-    from ..task.base import BackoffTask  # imported late, because the rules do not need Celery
+    from ..task.base import BackoffTask
 
     by_beat = _beat_queues(app)
     for name, task in sorted(app.tasks.items()):
@@ -243,8 +245,8 @@ def _tasks(app: Any) -> Iterable[TaskFacts]:
 def _destination(app: Any, task: Any) -> tuple[str | None, str | None]:
     """Return the queue and the exchange to which Celery sends a task if its caller names no queue.
 
-    At least one of them is ``None``. Both are ``None`` if a router of the user raises an exception,
-    for example because it needs the task's arguments.
+    At least one of the two is ``None``. If the task names no queue and a router of the user raises
+    an exception, both are ``None``. A router may raise because it needs the task's arguments.
     """
     try:
         route = app.amqp.router.lookup_route(task.name, (), {}, {}, task)
@@ -265,7 +267,10 @@ def _destination(app: Any, task: Any) -> tuple[str | None, str | None]:
 
 
 def _queue_of(app: Any, queue: Any) -> Any:
-    """Return the app's queue with a name or alias, or ``None`` if its settings do not name it."""
+    """Return the app's queue with a name or alias, or ``None`` if the app has no such queue.
+
+    Return a kombu queue unchanged.
+    """
     if not isinstance(queue, str):
         return queue
     return app.amqp.queues.aliases.get(queue) or app.amqp.queues.get(queue)
@@ -297,7 +302,8 @@ def _facts_of_store(app: Any, *, live: bool) -> dict[str, Any]:
     try:
         check_offline(app)
     except ImproperlyConfigured as exc:
-        # A job that runs only migrations may lack a library or a Region that workers have.
+        # A job that runs only migrations may lack a library or a Region that workers have. Without
+        # ``live``, such a job may have called this function, so report no fault.
         is_lacking = isinstance(exc.__cause__, ImportError | NoRegionError)
         if is_lacking and not live:
             return {}

@@ -29,7 +29,7 @@ _FOURTEEN_DAYS_SECONDS: Final = 1_209_600
 #: Attribute of the dead-letter queues that the suggested commands create.
 _KEPT: Final = f"MessageRetentionPeriod={_FOURTEEN_DAYS_SECONDS}"
 
-#: Exception classes for errors that happen before or after the work was done.
+#: Exception classes that also cover errors after the work was done. A retry could repeat the work.
 _BROAD: Final = frozenset(
     {
         "builtins.BaseException",
@@ -54,10 +54,10 @@ _AskQueue: TypeAlias = Callable[[QueueFacts, ProjectFacts], _QueueReport]
 
 
 def _rule(id_: str, *, is_live: bool = True) -> Callable[[_Ask], _Ask]:
-    """Make a rule of a function that yields a report for every subject with the fault.
+    """Return a decorator that makes a rule of a function.
 
-    The first line of the function's docstring is the rule's title. The rest is the text of
-    ``sqs-doctor --explain``.
+    The function yields a report for every subject with the fault. The first line of its docstring
+    is the rule's title. The rest is the text of ``sqs-doctor --explain``.
     """
 
     def add(ask: _Ask) -> _Ask:
@@ -69,9 +69,10 @@ def _rule(id_: str, *, is_live: bool = True) -> Callable[[_Ask], _Ask]:
 
 
 def _queue_rule(id_: str) -> Callable[[_AskQueue], _AskQueue]:
-    """Make a rule of a function that checks one queue.
+    """Return a decorator that makes a rule of a function that checks one queue.
 
-    The rule calls it for each queue that workers consume and that could be read.
+    The rule calls the function for each queue that workers consume and that could be read. The
+    function's docstring is used as in ``_rule``.
     """
 
     def add(ask: _AskQueue) -> _AskQueue:
@@ -340,8 +341,8 @@ def _few_receives(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     allowed = queue.max_receive_count
     if allowed is None or not tasks:
         return None
-    # One simulated message of each task shows roughly which task needs the most receives. To
-    # simulate 200 messages of each task would take seconds of CPU.
+    # One simulated message of each task shows roughly which task needs the most receives. It would
+    # take seconds of CPU to simulate 200 messages of each task.
     task = max(tasks, key=lambda task: _receives_needed(task, draws=1))
     if allowed >= (needed := _receives_needed(task)):
         return None
@@ -459,8 +460,8 @@ def _queue_unchecked(facts: ProjectFacts) -> Iterator[Report]:
     for name, (first, *more) in sorted(tasks.items()):
         yield (
             name,
-            f"{first}{f' and {len(more)} more go' if more else ' goes'} there unless its caller"
-            f" names another; checked: {', '.join(sorted(looked_at))}",
+            f"{first}{f' and {len(more)} more go' if more else ' goes'} to this queue, unless a"
+            f" caller names another; checked: {', '.join(sorted(looked_at))}",
             "The settings of this queue were not checked.",
             Fix(text=f"Name the queues of the workers: sqs-doctor -Q {name}, or task_queues."),
         )
@@ -471,8 +472,8 @@ def _lacks_permission(facts: ProjectFacts) -> Iterator[Report]:
     """An action is denied.
 
     The doctor calls DeleteMessage and ChangeMessageVisibility with a receipt handle that does not
-    exist, and SendMessageBatch on the dead-letter queue without a message. SQS checks permissions
-    first, so these calls show denied actions, but affect no message.
+    exist. It calls SendMessageBatch on the dead-letter queue without a message. SQS checks
+    permissions first, so these calls show denied actions, but affect no message.
     """
     for queue in facts.queues:
         for one, arn in ((queue, queue.arn), (queue.dlq, queue.dlq_arn)):
@@ -482,7 +483,10 @@ def _lacks_permission(facts: ProjectFacts) -> Iterator[Report]:
                     one.name,
                     f"SQS denies {actions} to the identity that ran the doctor",
                     _consequence(one),
-                    Fix(text=f"If workers run as this identity, allow them on {arn or one.name}."),
+                    Fix(
+                        text="If workers run as this identity, allow these actions on"
+                        f" {arn or one.name}."
+                    ),
                 )
 
 
@@ -502,8 +506,8 @@ def _consequence(queue: QueueFacts) -> str:
 def _without_base_class(facts: ProjectFacts) -> Iterator[Report]:
     """A task does not have the base class SQSBackoffTask.
 
-    Such a task keeps Celery's behaviour on SQS. Each retry is a copy with a new message ID, and the
-    dead-letter queue is never used.
+    Such a task keeps Celery's behaviour on SQS. Each retry is a copy with a new message ID. If the
+    task fails for good, its message is deleted and never becomes a dead letter.
     """
     if not facts.covered:
         return  # no task has the base class, so the app does not use the package yet
@@ -627,7 +631,8 @@ def _store_forgeable(facts: ProjectFacts) -> Iterator[Report]:
 def _store_evicts(facts: ProjectFacts) -> Iterator[Report]:
     """The store drops records when it is full.
 
-    Each record has an expiry time, so Redis drops records with a volatile-* policy, too.
+    Redis drops records under an allkeys-* policy. It also drops them under a volatile-* policy,
+    because each record has an expiry time.
     https://redis.io/docs/latest/develop/reference/eviction/
     """
     if facts.app.store_eviction is not None:

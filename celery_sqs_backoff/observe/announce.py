@@ -20,7 +20,7 @@ _MOST_WAITING: Final = 10_000
 
 
 class Announce:
-    """Sends :mod:`celery_sqs_backoff.signals` in the order of events, from a thread of its own.
+    """Sends the signals of :mod:`celery_sqs_backoff.signals` in order, from a thread of its own.
 
     The thread ends when no signal waits. A receiver that blocks delays only later signals, not the
     worker.
@@ -35,7 +35,7 @@ class Announce:
         self._lock = threading.Lock()
         self._waiting: deque[tuple[Any, object, dict[str, str]]] = deque(maxlen=_MOST_WAITING)
         self._is_running = False
-        #: States of the providers and tenants that are not ok.
+        #: The state of each provider and tenant, unless the state is "ok".
         self._states: dict[tuple[str, str], str] = {}
 
     def __call__(self, event: of.WorkerEvent) -> None:
@@ -57,7 +57,8 @@ class Announce:
                 self._is_running = start_daemon("sqs-signal", self._run) is not None
                 if not self._is_running:
                     logger.warning(
-                        "sqs_backoff.no_thread_left: a signal is sent together with the next one"
+                        "sqs_backoff.no_thread_left: no thread can be started; this signal is"
+                        " sent with the next signal"
                     )
 
     def _run(self) -> None:

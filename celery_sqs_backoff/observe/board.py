@@ -1,7 +1,8 @@
 """Publish in the store the numbers that only workers know. ``sqs-status`` reads them.
 
-Each worker has one small record. It expires after a minute, so that a worker that has ended is not
-counted for long. It holds names of queues and numbers, but no content of messages.
+Each worker has one small record. The record expires after a minute, so that a worker that has ended
+is not counted for long. It contains names of queues and providers, and numbers, but no content of
+messages.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from ..store.records import Records
 #: Seconds after which a record expires. A running worker writes its record every ten seconds.
 TTL_SECONDS: Final = 60.0
 
-#: Largest number of providers in a record. Each tenant counts as one. Paused ones come first.
+#: Largest number of providers in a record. Each tenant of a provider counts as a provider. If there
+#: are more, the record keeps the paused providers first.
 _MOST_PROVIDERS: Final = 100
 
 #: States of a provider, the worst first.
@@ -43,8 +45,9 @@ class QueueNow:
         waiting: number of messages that the worker has hidden and that are not due yet.
         oldest_sent_at: when the oldest running, held or waiting message was sent; ``None`` = not
             known.
-        oldest_due_at: when the oldest waiting message was sent, or its ETA if that is later;
-            ``None`` = no message is waiting.
+        oldest_due_at: the earliest start of a wait. The wait of a message starts when the message
+            is sent, or at its ETA if the ETA is later; ``None`` = no message is waiting, or not
+            known.
         next_gives_up_at: the earliest time at which ``retry_for`` of a waiting message is over;
             ``None`` = never.
         dead_letters: number of messages given up since the worker started, for each reason.
@@ -67,9 +70,9 @@ class ProviderNow:
         provider: name of the provider.
         tenant: a digest of the tenant; empty = no tenant.
         state: ``"paused"``, ``"recovering"`` or ``"ok"``.
-        hidden: number of messages that the worker has hidden and can bring forward.
-        in_line: number of messages that wait in the worker for a slot at the provider's rate, or
-            for their turn while the provider recovers.
+        hidden: number of messages that the worker has hidden and can let SQS show early.
+        in_line: number of messages that wait in the worker, because the provider's rate or its
+            recovery limits the calls.
         rate: calls a second that the worker may make while the provider recovers; 0 = no limit.
     """
 
@@ -87,9 +90,10 @@ class ProviderNow:
 
     @property
     def sort_key(self) -> tuple[int, int]:
-        """Sort key. Paused providers come first, then providers with more messages.
+        """Sort key that puts paused providers first, then recovering ones, then the others.
 
-        A state that only another version of this package knows comes last.
+        Within a state, the provider with the most waiting messages comes first. A state that only
+        another version of this package knows comes last.
         """
         return [*_WORST_FIRST, self.state].index(self.state), -self.hidden - self.in_line
 
@@ -148,7 +152,8 @@ class Board:
     def leave(self, worker: str) -> None:
         """Delete a worker's record, because the worker ends.
 
-        If a new worker has taken the name over, it publishes its record again within ten seconds.
+        If a new worker already uses the same name, the new worker writes the record again within
+        ten seconds.
         """
         self._records.discard(self._records.key(_KIND, _name(worker)))
 

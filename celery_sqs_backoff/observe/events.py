@@ -3,6 +3,8 @@
 A worker emits events in its main process, from any of its threads. Events hold names, numbers and
 reasons, never arguments, bodies or texts of exceptions. To add an event, write its class here, emit
 it in the worker, and give it a ``line``, or count it in ``metrics.INSTRUMENTS``.
+
+To settle a message is to delete it, to hide it for a delay, or to send it to the dead-letter queue.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ UNKNOWN_TASK: Final = "unknown"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerEvent:
-    """An event on a queue.
+    """An event of a worker, on one queue unless ``queue`` is empty.
 
     Attributes:
         name: name of this kind of event. Its log line begins with ``sqs_backoff.<name>``. A counter
@@ -111,10 +113,10 @@ class RunEnded(OfTask):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retried(OfTask):
-    """A run failed, and its message is hidden until the next attempt.
+    """A run failed or was interrupted, and the task will run again.
 
     Attributes:
-        delay: seconds until the next attempt.
+        delay: seconds until the next attempt; 0 = SQS shows the message immediately.
         attempt: number of runs of the message so far.
         outcome: as in :class:`RunEnded`.
         reason: how the run ended, such as "raised" or "process lost".
@@ -134,7 +136,7 @@ class Retried(OfTask):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLettered(OfTask):
-    """The worker gave a message up.
+    """The worker gave a message up, so the task is not retried any more.
 
     Attributes:
         reason: why, as in the dead-letter record.
@@ -162,7 +164,7 @@ class Discarded(OfTask):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MessageHidden(OfMessage):
-    """The worker asks SQS to hide a message for a retry, an ETA, or a provider that is down.
+    """The worker asks SQS to hide a message, for example for a retry, an ETA or a down provider.
 
     Attributes:
         seconds: seconds for which to hide the message.
@@ -180,7 +182,10 @@ class MessageHidden(OfMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recalled(WorkerEvent):
-    """The worker asks SQS to show hidden messages now, because their provider works again.
+    """The worker asks SQS to show hidden messages early.
+
+    If the provider is down, one message is to run as a probe. If the provider recovers, the worker
+    brings the hidden messages back bit by bit.
 
     Attributes:
         message_ids: SQS's IDs of the messages.
@@ -200,7 +205,7 @@ class LeaseLost(OfTask):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RenewalRefused(OfMessage):
-    """SQS refuses to renew a message that the worker holds.
+    """SQS refuses to renew the visibility timeout of a message that the worker holds.
 
     Attributes:
         code: SQS's error code.
@@ -236,7 +241,9 @@ class SettlementFailed(OfMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettlementRefused(WorkerEvent):
-    """SQS refuses an action until an operator acts. The worker retries it, with growing pauses.
+    """SQS refuses an action, for example because a permission is missing.
+
+    The worker retries the action with growing pauses, until an operator removes the cause.
 
     Attributes:
         action: the refused action, such as "delete messages".
@@ -255,7 +262,7 @@ class SettlementRefused(WorkerEvent):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settled(WorkerEvent):
-    """SQS answered a batch call.
+    """A batch call to SQS has ended, with or without success.
 
     Attributes:
         action: SQS's name of the call, such as "DeleteMessageBatch".
@@ -271,11 +278,11 @@ class Settled(WorkerEvent):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfProvider(WorkerEvent):
-    """An event of a provider's gate in this worker. Its ``queue`` is empty.
+    """An event of this worker's gate (circuit breaker) for a provider. Its ``queue`` is empty.
 
     Attributes:
-        state: the provider's state after the event. If it is new, the signal ``provider_changed``
-            reports it. ``None`` = the event does not tell the state.
+        state: the provider's state after the event. If the state is new, the worker sends the
+            signal ``provider_changed``. ``None`` = the event does not change the state.
         provider: the provider's name.
         tenant: a digest of the tenant; empty = no tenant.
     """
@@ -293,7 +300,8 @@ class ProviderSlowed(OfProvider):
     name, state = "provider_slowed", "recovering"
     line = (
         WARNING,
-        "%(provider)s: it fails or refuses calls; the worker limits them, from one a second up",
+        "%(provider)s: it fails or refuses calls; the worker limits its calls, starting at one a"
+        " second",
     )
 
 
@@ -315,11 +323,15 @@ class ProviderProbed(OfProvider):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderRecovering(OfProvider):
-    """The provider works again, and the worker limits calls to it. Repeated once a minute.
+    """The provider answers again, and the worker limits calls to it.
+
+    The worker emits this event when the recovery begins, and then once a minute. It also emits the
+    event each minute after :class:`ProviderSlowed`.
 
     Attributes:
         rate: calls a second that this worker may make.
-        waiting: number of messages that the worker has hidden, or that wait for a slot.
+        waiting: number of messages that the worker has hidden, or that wait in the worker for their
+            turn.
     """
 
     name, state = "provider_recovering", "recovering"
@@ -332,7 +344,7 @@ class ProviderRecovering(OfProvider):
 class ProviderRecovered(OfProvider):
     """The worker no longer limits calls to the provider.
 
-    ``recalled``: number of hidden messages that SQS was asked to show early.
+    ``recalled``: number of hidden messages that the worker asked SQS to show early in the recovery.
     """
 
     name, state = "provider_recovered", "ok"
@@ -347,7 +359,7 @@ class Events:
     """Calls every listener with each event, in the thread that emits the event.
 
     A listener must return quickly. If a listener raises, the other listeners are still called. Only
-    its first error is logged.
+    the first error of each listener is logged.
     """
 
     def __init__(self, *listeners: Callable[[WorkerEvent], object]) -> None:

@@ -33,7 +33,7 @@ class _Loop:
 
 
 class Pulse:
-    """Records when each loop of a worker last completed a turn. Safe for threads.
+    """Records when each loop of a worker last completed a turn. Thread-safe.
 
     Args:
         clock: returns monotonic seconds.
@@ -89,7 +89,7 @@ class Pulse:
             if not loop.is_alive():
                 found.append(f"{name} has died")
             elif silent > loop.limit_seconds:
-                found.append(f"{name} has not turned for {silent:.0f} s")
+                found.append(f"{name} has completed no turn for {silent:.0f} s")
         return found
 
 
@@ -133,7 +133,7 @@ class Heartbeat:
         if faults and not self._has_faults:
             logger.error("sqs_backoff.unhealthy: %s", "; ".join(faults))
         elif self._has_faults and not faults:
-            logger.info("sqs_backoff.healthy: all loops of the worker turn again")
+            logger.info("sqs_backoff.healthy: all loops of the worker are running again")
         self._has_faults = bool(faults)
 
     def _run(self) -> None:
@@ -147,7 +147,8 @@ def diagnosis(path: Path, *, now: float, max_age_seconds: float = MAX_AGE_SECOND
     Args:
         path: path of the worker's heartbeat file.
         now: seconds since the epoch.
-        max_age_seconds: a worker with an older heartbeat is unhealthy. Default 20.
+        max_age_seconds: a worker with an older heartbeat is unhealthy. Default 20. A heartbeat that
+            is more than this in the future is unhealthy, too.
     """
     try:
         age = now - path.stat().st_mtime
@@ -155,4 +156,6 @@ def diagnosis(path: Path, *, now: float, max_age_seconds: float = MAX_AGE_SECOND
         return f"no heartbeat: {path} cannot be read ({type(exc).__name__})"
     if abs(age) <= max_age_seconds:
         return None
+    if age < 0:
+        return f"the last heartbeat is {-age:.0f} s in the future: check the clocks"
     return f"the last heartbeat is {age:.0f} s old; expected at most {max_age_seconds:g} s"

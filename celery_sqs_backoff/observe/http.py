@@ -1,4 +1,4 @@
-"""Run a small HTTP server in a worker: ``/metrics`` for Prometheus, ``/healthz`` for Kubernetes."""
+"""Serve ``/metrics`` for Prometheus and ``/healthz`` for Kubernetes over HTTP in a worker."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ def serve(
         daemon_threads = True
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Ignore clients that disconnect. The base class would print a traceback."""
+            """Log an error in one line, except for a client that disconnects.
+
+            The base class would print a traceback.
+            """
             exc = sys.exc_info()[1]
             if exc is not None and not isinstance(exc, OSError):
                 logger.error("sqs_backoff.page_failed: %s", error_site(exc, calls=BUG_CALLS))

@@ -1,4 +1,4 @@
-"""Write the log lines of a worker: one line for each event whose class has a ``line``.
+"""Write the log lines of a worker, one line for each event with a ``line`` in its class.
 
 All facts are in the text of a line, because Celery's formatter drops ``extra``.
 """
@@ -26,8 +26,8 @@ class LogLines:
     def __call__(self, event: of.WorkerEvent) -> None:
         """Write the event's line, if it has one.
 
-        If SQS refuses an action again and again, only the first event has a line. The same holds
-        for receives that fail several times in a row.
+        If SQS refuses an action again and again, only the first refusal has a line. If receives
+        fail several times in a row, only the first failure has a line.
         """
         if event.line is None or event in self._refused:
             return

@@ -1,8 +1,8 @@
 """Count the events of a worker for Prometheus, in the worker's main process.
 
 This module keeps the numbers itself. The counters of ``prometheus_client`` would write to files if
-``PROMETHEUS_MULTIPROC_DIR`` is set, for example for the web processes of the same image. A label
-has a name, a state or an error code, never a text of an exception.
+``PROMETHEUS_MULTIPROC_DIR`` is set. An image that also runs web processes may set this variable for
+them. The values of labels are names, states, reasons or error codes, never texts of exceptions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Readings: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 
 @dataclass(frozen=True)
 class Instrument:
-    """A row of the table of metrics.
+    """One metric.
 
     Attributes:
         name: name of the metric without the prefix ``sqs_backoff_``.
@@ -113,7 +113,7 @@ INSTRUMENTS: Final = (
     Instrument(
         "provider_waiting",
         "provider place",
-        "Messages for the provider that this worker has hidden, or that wait in it for a slot.",
+        "Messages for the provider that this worker has hidden, or that wait in it for their turn.",
     ),
 )
 
@@ -126,7 +126,7 @@ _COUNTED_BY: Final = {
 class Metrics:
     """A listener of :class:`.events.Events`, and a collector of ``prometheus_client``.
 
-    Safe for threads.
+    Thread-safe.
 
     Args:
         now: returns the present state of the worker's queues and providers.
@@ -144,6 +144,7 @@ class Metrics:
 
     def __call__(self, event: of.WorkerEvent) -> None:
         """Count an event."""
+        # Until SQS has answered once, ``poll_age_seconds`` counts from the queue's first event.
         if (queue := event.queue) and (
             isinstance(event, of.Polled) or queue not in self._last_receive
         ):

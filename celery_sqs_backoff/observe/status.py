@@ -134,7 +134,7 @@ class Status:
 
 
 def read_status(name: str, url: str, calls_of: Callable[[str], Calls]) -> QueueStatus:
-    """Read a queue's numbers from SQS: one call for the queue, one for its dead-letter queue.
+    """Read a queue's numbers from SQS, with one call for it and one for its dead-letter queue.
 
     Args:
         name: name of the queue in Celery.
@@ -187,7 +187,7 @@ def with_workers(status: QueueStatus, workers: Iterable[WorkerNow], *, now: floa
 
 
 def sum_providers(workers: Iterable[WorkerNow]) -> list[ProviderNow]:
-    """Add up the workers' numbers for each provider and tenant. The worst state counts."""
+    """Add up the workers' numbers for each provider and tenant. Take the worst of their states."""
     by_name: dict[str, list[ProviderNow]] = defaultdict(list)
     for worker in workers:
         for one in worker.providers:
@@ -218,7 +218,7 @@ def render(status: Status) -> str:
         lines += ["", *_table(_PROVIDER_COLUMNS, map(_provider_cells, unwell[:MOST_NAMES]))]
     if more := unwell[MOST_NAMES:]:
         waiting = sum(one.hidden + one.in_line for one in more)
-        lines.append(f"{len(more)} more are paused or recovering: {waiting} messages wait for them")
+        lines.append(f"{len(more)} more providers are not ok: {waiting} messages wait for them")
     return "\n".join([*lines, *_notes(status)])
 
 
@@ -260,11 +260,11 @@ def _notes(status: Status) -> Iterator[str]:
     if not_shown := status.not_shown():
         yield not_shown
     if status.workers is None:
-        yield f"? is not known: {status.why}"
+        yield f"? means not known: {status.why}"
         return
     if unknown := [queue.name for queue in readable if queue.known is None]:
         of = f" of {name_some(unknown, MOST_NAMES)}" if status.workers else ""
-        yield f"? is not known: no worker{of} has written within the last minute"
+        yield f"? means not known: no worker{of} has reported within the last minute"
     for queue in status.queues:
         yield from (f"{queue.name}: {line}" for line in _outlook(queue))
 

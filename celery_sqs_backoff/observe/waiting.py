@@ -19,11 +19,12 @@ _PRUNE_SECONDS: Final = 60.0
 
 
 class Waiting:
-    """The waiting messages of each queue, kept up to date by events. Safe for threads.
+    """The waiting messages of each queue, kept up to date by events. Thread-safe.
 
-    A message stops waiting when it is due, when the worker brings it forward, receives it or gives
-    it up, or when the worker could not hide it. Each waiting message takes about 300 bytes, and SQS
-    allows 120,000 per queue.
+    A waiting message is hidden by this worker until a later attempt. It stops waiting when SQS
+    shows it again, at its time or earlier at the worker's request. It also stops when the worker
+    receives it, gives it up, or could not hide it. Each waiting message takes about 300 bytes, and
+    SQS allows 120,000 messages in flight per queue.
 
     Args:
         clock: returns monotonic seconds.

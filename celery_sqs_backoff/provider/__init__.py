@@ -1,4 +1,7 @@
-"""Gate, recall and rate of a provider, so that an outage uses up no attempts of a message."""
+"""Decides when the tasks that call a provider run, so that its outage uses up no attempts.
+
+A provider is an outside service that tasks call.
+"""
 
 from .settings import Provider
 

@@ -1,4 +1,4 @@
-"""Decides from failures in a row whether a provider is down, or only slow."""
+"""Decides from failed calls in a row whether a provider is down."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import math
 
 from ..retry.decision import Reply
 
-#: At least this many messages must fail, because the cause may be in a single message.
+#: The failed calls must come from at least this many messages, because the cause may lie in a
+#: single message.
 MESSAGES = 2
 
-#: If all failures in a row are refusals, the provider counts as down when its last success is this
-#: long ago.
+#: A provider that refuses calls (``Reply.REFUSED``) is up, and asks to wait. If it has refused all
+#: calls in a row, it counts as down only when its last success is this many seconds ago.
 REFUSED_SECONDS = 60.0
 
-#: While a provider recovers, there are few calls. If half of them fail, some fail in a row by
-#: chance. So it counts as down again only if no call has succeeded for this many times
-#: ``probe_interval``.
+#: While a provider recovers, the worker makes few calls. If half of these calls fail, several may
+#: fail in a row by chance. So the provider counts as down again only if no call has succeeded for
+#: this many times ``quiet``.
 RECOVERY_QUIET = 2
 
 
@@ -23,8 +24,8 @@ class FailuresInARow:
     """The failed calls to a provider since the last success. Times are seconds of one clock.
 
     Arguments:
-        enough: the number of failed calls in a row after which the gate acts.
-        quiet: the provider counts as down if no call has succeeded for this many seconds.
+        enough: the least number of failed calls in a row that can mean an outage.
+        quiet: these calls mean an outage if no call has succeeded for this many seconds.
     """
 
     def __init__(self, enough: int, quiet: float) -> None:
@@ -48,18 +49,21 @@ class FailuresInARow:
 
     @property
     def are_enough(self) -> bool:
-        """Whether there are enough failures, of enough messages."""
+        """Whether enough calls in a row have failed, and they came from at least two messages."""
         return self._number >= self._enough and len(self._messages) == MESSAGES
 
     def end(self, now: float) -> bool:
-        """Note a success. Return whether enough calls had failed, and none succeeded for long."""
+        """Note a success. Return whether it ends a long series of failures.
+
+        In a long series, enough calls have failed, and no call has succeeded for ``quiet`` seconds.
+        """
         was_quiet = self.are_enough and now >= self._answered_at + self._quiet
         self._answered_at = self._failing_since = now
         self._forget()
         return was_quiet
 
     def are_an_outage(self, now: float, *, is_recovering: bool) -> bool:
-        """Return whether the provider is down. If it refuses calls by name, it is up at first."""
+        """Return whether the provider counts as down. Call this only if ``are_enough`` is true."""
         if self._all_refused:
             return now >= self._failing_since + REFUSED_SECONDS
         return now >= self._answered_at + (RECOVERY_QUIET if is_recovering else 1) * self._quiet

@@ -2,15 +2,18 @@
 
 A slot is a time at which one call to the provider may begin (:mod:`.rate`). The store has one
 record for a provider's slots. A worker reads the record, and takes slots for several messages by
-one conditional write. If another worker has written in between, it reads and writes again.
+one conditional write. If another worker has written in between, the write fails, and the worker
+reads the record again.
 
-The clock that is furthest ahead counts. A worker that reads a later time in the record than its own
-goes on from that time. With its own time, the free slots would seem too far away.
+The clocks of the workers differ. The record has the time of the clock that is furthest ahead, and
+all workers go by this time. If a worker went by its own slower clock, the free slots would seem too
+far away.
 
-The store is away if it does not answer. Then each worker makes its share of the calls. The workers
-notice the store's return one after the other. The first one writes into the record that all workers
-keep to their shares for some seconds more. Otherwise the slots from the record and the shares of
-the other workers would together exceed the agreed rate.
+The store is away if it does not answer. Then each worker makes its share of the calls, for example
+a tenth with ten workers. When the store answers again, the workers notice this one after the other.
+The first worker that notices it writes into the record that all workers keep to their shares for
+ten seconds more. If it took slots at once, its calls and the shares of the other workers would
+together exceed the agreed rate.
 """
 
 from __future__ import annotations
@@ -24,24 +27,25 @@ from ..store.errors import StoreUnavailable
 from ..store.records import Records
 from .rate import Times
 
-#: Seconds that the store keeps a record after the time at which the next hidden message returns.
+#: The store keeps the record for this many seconds after the next free time of return, which
+#: :mod:`.rate` explains.
 KEEP_SECONDS = 600.0
 
-#: Seconds that all workers keep to their shares after the store's return. In this time each worker
-#: notices the return: it takes at most the timeout of a call and the pause after it.
+#: When the store answers again, all workers keep to their shares for this many seconds. In this
+#: time each worker notices that the store answers, even if its last call must first time out. After
+#: the timeout and a short pause, the worker asks again.
 APART_SECONDS = 10.0
 
-#: After this many writes in a row that failed because another worker was faster, the store counts
-#: as away.
+#: If this many writes in a row fail because other workers were faster, the store counts as away.
 _MOST_TRIES = 50
 
 
 def present_seconds(rate: float) -> float:
     """Return for how many seconds after its last write a worker counts as one of the fleet.
 
-    In this time each of a hundred workers can take a slot. A longer time would waste more of the
-    rate. While the store is away, a worker that has ended still counts, and no worker uses its
-    share.
+    In this time each of a hundred workers can take a slot. A worker that has ended counts for this
+    time, too. If the store goes away then, the share of the ended worker stays unused. A longer
+    time would waste more of the rate in this way.
 
     Arguments:
         rate: slots a second.
@@ -54,12 +58,14 @@ class Taken:
     """The store's response to one worker. Times are of the worker's clock, in seconds.
 
     Attributes:
-        slots: the times of the slots, at most as many as the worker has asked for. All are near.
-        returns: when SQS should show each message that the worker hides; ``None`` = the next time
-            is too late for this message.
-        times: when the next slot is free, and when the next hidden message returns.
+        slots: the times of the slots, at most as many as the worker has asked for, all within the
+            next ``AHEAD_SECONDS``.
+        returns: when SQS should show each message that the worker hides; ``None`` = the next free
+            time is too late for this message.
+        times: the next free slot, and the next free time of return.
         apart_until: the time until which each worker keeps to its own share.
-        workers: the number of workers in the fleet (:func:`present_seconds`), including this one.
+        workers: the number of workers in the fleet (:func:`present_seconds`), including this
+            worker.
     """
 
     slots: list[float]
@@ -95,8 +101,8 @@ class FleetSlots:
         self._rate = rate
         self._worker = worker
         self._clock = clock
-        #: Seconds to add to this worker's clock for the fleet's time. The first worker of a fleet
-        #: uses the time of day as the fleet's time.
+        #: Seconds to add to this worker's clock to get the fleet's time. At first, the worker takes
+        #: its time of day as the fleet's time. The record may have a later time.
         self._ahead = time.time() - clock()
 
     def take(self, slots: int, holds: Sequence[float] = (), *, is_back: bool = False) -> Taken:
@@ -109,7 +115,7 @@ class FleetSlots:
 
         Raises:
             StoreUnavailable: the store did not answer, or other workers were faster each time. If
-                the store has recorded the slots, they stay unused.
+                the store has recorded slots in spite of the error, they stay unused.
         """
         present = present_seconds(self._rate)
         for _ in range(_MOST_TRIES):
@@ -142,7 +148,8 @@ class FleetSlots:
             if there is None:
                 is_done = self._records.add("rate", self._name, new, ttl).is_new
             elif was_seen and not (taken or holds or is_back):
-                is_done = True  # a worker that gets no slot does not write, so it delays no other
+                # There is nothing to record, and a write could make the writes of others fail.
+                is_done = True
             else:
                 is_done = self._records.replace(there, new, ttl) is not None
             if is_done:

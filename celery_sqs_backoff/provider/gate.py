@@ -1,4 +1,6 @@
-"""One provider (or one tenant of it) as one worker sees it: a circuit breaker with a rate.
+"""The gate of one provider in one worker, which is a circuit breaker with a rate.
+
+If the provider has a ``key``, each tenant has a gate of its own.
 
 | state | event | next state |
 |---|---|---|
@@ -9,16 +11,17 @@
 | RECOVERING | `failures` calls in a row fail, no call succeeds for twice `probe_interval` | OPEN |
 | RECOVERING | for a minute no message has waited or been hidden | CLOSED |
 
-The failures in a row must come from two messages or more. If the provider has refused all of them
-with a Retry-After, it is up. Then a minute counts in place of `probe_interval`.
+The failures in a row must come from two messages or more. If the provider has refused all of these
+calls with a Retry-After, it is up. Then a minute counts in place of `probe_interval` or its double.
 
-While the gate is OPEN, the worker hides messages, and runs one at a time as a probe. While it is
-RECOVERING, each message takes a token of :class:`.RecoveryRate` before it runs.
+While the gate is OPEN, the worker hides messages, and runs one at a time as a probe. While the gate
+is RECOVERING, each message takes a token of :class:`.RecoveryRate` before it runs.
 
-The worker also brings its hidden messages forward: it lets SQS show them before their holds end.
-While the gate is OPEN, the worker brings forward one message at a time, for a probe. While the gate
-is RECOVERING, it brings them all forward, bit by bit. If another worker receives the message for a
-probe, that worker may probe with it. So all workers notice a recovery soon.
+A hold is the time for which SQS hides a message. The worker can bring a hidden message forward: it
+lets SQS show the message before its hold ends. While the gate is OPEN, the worker brings forward
+one message at a time, for a probe. If another worker receives this message, that worker may probe
+with it. So all workers notice a recovery soon. While the gate is RECOVERING, the worker brings its
+hidden messages forward as fast as they can run.
 
 This module makes no calls and reads no clock. Times are passed in, as seconds of one clock.
 """
@@ -46,30 +49,34 @@ from .holds import (
 )
 from .rate import RecoveryRate
 
-#: The pause between two probes is this share of the outage so far, but at least ``probe_interval``
-#: and at most a minute. So the gate notices the end of an outage within a sixth of its length.
+#: The mean pause between two probes is this share of the outage so far, for example 10 s after one
+#: minute. The mean is at most a minute, but never below ``probe_interval``. So the gate notices the
+#: end of a long outage within about a sixth of the outage's length.
 PAUSE_SHARE = 1 / 6
 LONGEST_PAUSE_SECONDS = 60.0
-#: A longer Retry-After counts as this time.
+#: A longer Retry-After counts as this many seconds.
 LONGEST_RETRY_AFTER_SECONDS = 3600.0
 
-#: While the gate is OPEN, a message that is received again suggests that another worker brings
-#: messages forward. Then the gate probes early, ``probe_interval`` after its last probe. In an
-#: outage of this length, holds also end by themselves. Then the gate probes early only after this
-#: pause, or after this share of as many such messages as the worker has hidden.
+#: While the gate is OPEN, the worker may receive a message that was received before. Perhaps
+#: another worker has noticed a recovery, and brings messages forward. So the gate probes early with
+#: such a message, if its last probe is at least ``probe_interval`` ago.
+#:
+#: When an outage has lasted for ``LATE_OUTAGE_SECONDS``, messages also return because their holds
+#: have ended. Then the gate probes early only ``LATE_PAUSE_SECONDS`` after its last probe, or if
+#: many messages have returned since then. Many are ``EARLY_SHARE`` of the worker's hidden messages.
 LATE_OUTAGE_SECONDS, LATE_PAUSE_SECONDS, EARLY_SHARE = 1350.0, 40.0, 0.1
 
 #: If the end of a probe is not reported within this time, another message may probe.
 PROBE_EXPIRES_SECONDS = 600.0
 
-#: While the gate is RECOVERING, a message waits in the worker if its turn is this near. Else it is
-#: hidden.
+#: While the gate is RECOVERING, a message waits in the worker if its turn comes within this many
+#: seconds. Otherwise the worker hides the message.
 NEAR_SECONDS = 2.0
 
-#: The recovery is over when no message has waited or been hidden for this time.
+#: The recovery is over when for this many seconds no message has waited or been hidden.
 CALM_SECONDS = 60.0
 
-#: Pause between two searches for messages to bring forward.
+#: Pause between two searches for messages to bring forward, while RECOVERING and while OPEN.
 RECOVERY_LOOK_SECONDS, OUTAGE_LOOK_SECONDS = 0.25, 1.0
 
 #: A gate remembers at most this many running calls.
@@ -88,16 +95,16 @@ _RUN, _PROBE, _WAIT = Look(), Look(is_probe=True), Look(waits=True)
 
 
 class ProviderGate:
-    """The gate of one provider in one worker. Not safe for threads.
+    """The gate of one provider in one worker. Not thread-safe.
 
     Arguments:
         rng: draws intervals and delays.
         failures: the number of failed calls in a row that opens the gate.
-        probe_interval: mean seconds before the first probe. Before a later probe, the mean is at
-            least this.
+        probe_interval: mean seconds from the opening to the first probe. The mean pause between
+            later probes is at least as long.
 
     Attributes:
-        probe: the message that probes, or ``None``.
+        probe: the ID of the message that runs as the probe, or ``None``.
     """
 
     def __init__(
@@ -114,18 +121,21 @@ class ProviderGate:
         self._retry_at, self._seen_again = 0.0, 0
         self._failures = FailuresInARow(failures, probe_interval)
 
-    # A message has come due
+    # A message is due
 
     def arrived(
         self, message: Message, now: float, *, waiting: int, needs_slot: bool = False
     ) -> Look:
-        """Decide about a message that has come due. If it may run, note that it runs.
+        """Decide whether a message that is due runs, waits or is hidden.
+
+        If the message runs, the gate notes the run.
 
         Arguments:
-            message: the message.
+            message: the message that the worker has received.
             now: seconds.
-            waiting: other messages that wait in the worker for their turn.
-            needs_slot: whether a rate is agreed. Then a message takes its token in :meth:`turns`.
+            waiting: the number of other messages that wait in the worker for their turn.
+            needs_slot: whether the provider has an agreed rate. Then each message waits for a slot,
+                and takes its token in :meth:`turns`.
         """
         has_time, is_probe = message.longest > 0, False
         if self.state is GateState.OPEN:
@@ -140,7 +150,9 @@ class ProviderGate:
             and has_time
             and (waiting or needs_slot or not self.rate.take(1, now))
         ):
-            if not needs_slot:  # else it may wait for its slot alone
+            # With an agreed rate, the message may wait only for its slot. That does not show that
+            # the rate of the recovery is too low.
+            if not needs_slot:
                 self._busy_at = self.rate.short_at = now
             if message.must_run or not waiting or (waiting + 1) / self.rate.rate <= NEAR_SECONDS:
                 return _WAIT
@@ -158,8 +170,8 @@ class ProviderGate:
     def begins(self, message_id: str, now: float) -> bool:
         """Return whether a message may run now that its turn has come. If so, note that it runs.
 
-        If the gate has opened since ``arrived``, only the probe may run. Call ``arrived`` again for
-        another message.
+        If the gate has opened since ``arrived``, only the probe may run. For any other message,
+        call ``arrived`` again.
         """
         if self.state is GateState.OPEN and message_id != self.probe:
             return False
@@ -167,10 +179,10 @@ class ProviderGate:
         return True
 
     def turns(self, waiting: int, now: float) -> int:
-        """Return how many of the waiting messages may have their turn now, oldest first.
+        """Return how many of the waiting messages have their turn now, oldest first.
 
-        While the gate is RECOVERING, each of them takes a token. In another state it is the turn of
-        all messages. If the gate is OPEN, ``begins`` refuses them then.
+        While the gate is RECOVERING, each of these messages takes a token. In the other states, all
+        waiting messages have their turn. While the gate is OPEN, ``begins`` then refuses them.
         """
         if self.state is not GateState.RECOVERING:
             return waiting
@@ -184,9 +196,11 @@ class ProviderGate:
     def ended(
         self, message_id: str, reply: Reply | None, now: float, *, retry_after: float | None = None
     ) -> None:
-        """Note the provider's reply to a run. ``None``: the run showed no reply, or did not begin.
+        """Note the provider's reply to a run.
 
-        ``retry_after``: seconds of the reply's Retry-After.
+        Arguments:
+            reply: ``None`` = the end of the run shows no reply, or the run did not begin.
+            retry_after: seconds of the reply's Retry-After.
         """
         began, is_probe = self._began.pop(message_id, now), message_id == self.probe
         if reply is Reply.ANSWERED:
@@ -194,7 +208,8 @@ class ProviderGate:
             if is_probe:
                 self._recover(now)
             elif self.state is GateState.OPEN:
-                # A call that is not the probe has succeeded, so the provider may be back.
+                # A call that is not the probe has succeeded, so the provider may be back. Let the
+                # next message probe.
                 self.next_probe_at = self._retry_at = min(self.next_probe_at, now)
             elif self.state is GateState.RECOVERING and was_quiet:
                 self.rate.start_again()
@@ -220,11 +235,11 @@ class ProviderGate:
         While the gate is OPEN, the message is hidden for ``delay`` or longer, because it could not
         run earlier. While the gate is RECOVERING, the time may be shorter than ``delay``, because
         the rate decides when the message runs. While the gate is CLOSED, the time may be shorter
-        only if the provider has refused the call by name, as with a 429 or a Retry-After.
+        only if the provider is up and has refused the call for now, as with a 429.
 
         Arguments:
-            delay: seconds for which its policy and a Retry-After would hide the message.
-            floor: the message is hidden for at least this many seconds. Never above ``delay``.
+            delay: seconds to hide the message by its policy and by any Retry-After.
+            floor: the least seconds to hide the message, at most ``delay``.
         """
         message = replace(message, longest=max(delay, message.longest), own_delay=delay)
         is_recovering = self.state is GateState.RECOVERING
@@ -246,13 +261,15 @@ class ProviderGate:
         Arguments:
             now: seconds.
             room: most messages to bring forward.
-            waiting: messages that wait for their turn.
+            waiting: the number of messages that wait in the worker for their turn.
         """
         if self.state is GateState.OPEN:
             message = self.hidden.to_probe_with(now) if room and self.needs_probe(now) else None
             if message is None:
                 return []
-            self._plan_probe(now)  # also here, because another worker may receive the message
+            # If another worker receives the message, this gate does not learn how the probe ends.
+            # So plan the next probe now.
+            self._plan_probe(now)
             return [message]
         if self.state is GateState.CLOSED:
             return []
@@ -269,8 +286,8 @@ class ProviderGate:
     def hand_over(self, now: float) -> list[tuple[Any, int]]:
         """Return hidden messages that SQS should show soon, because this worker stops.
 
-        Each comes with the seconds after which SQS should show it. While the gate is CLOSED, all
-        messages stay hidden for their own delays.
+        Each message comes with the seconds after which SQS should show it. While the gate is
+        CLOSED, the result is empty, so all messages stay hidden until their holds end.
         """
         if self.state is GateState.CLOSED:
             return []
@@ -285,9 +302,10 @@ class ProviderGate:
         return pauses.get(self.state)
 
     def needs_probe(self, now: float, *, is_news: bool = False) -> bool:
-        """Return whether the gate is open and the next message that comes due is a probe.
+        """Return whether the gate is OPEN and the next message that is due runs as the probe.
 
-        ``is_news``: the message was received again, so it may be an early probe.
+        ``is_news``: whether this message was received before, so that it may probe early. See
+        ``LATE_OUTAGE_SECONDS``.
         """
         is_probing = self.probe is not None and now < self._probed_at + PROBE_EXPIRES_SECONDS
         if self.state is not GateState.OPEN or is_probing or now < self._retry_at:

@@ -1,8 +1,9 @@
-"""Decides how long a worker hides messages for a provider, and how many it brings forward.
+"""Decides how long messages are hidden while their provider is down or recovers.
 
-A hold is the time for which SQS hides a message. A hold may be long, because the worker can end
-most holds early (``Message.is_recallable``). If the worker is killed, its holds last to their ends.
-Times are seconds of one clock.
+A hold is the time for which SQS hides a message. A hold may be long, because the worker can bring
+most messages forward (``Message.is_recallable``): it ends their holds early. If the worker is
+killed, nothing ends the holds of its messages early. OPEN, RECOVERING and CLOSED are the states of
+the provider's gate (:mod:`.gate`). Times are seconds of one clock.
 """
 
 from __future__ import annotations
@@ -18,49 +19,54 @@ from ..sqs.delivery import Delivery
 from ..sqs.hidden import Hidden, Recall
 from .settings import Provider
 
-#: While the gate is OPEN, a message is hidden for twice the outage so far, but at most for half an
-#: hour. So it comes back within half an hour if its worker is killed. The hold is drawn between 3/4
-#: and all of this time, so that messages do not come back together.
+#: While the gate is OPEN, a message is hidden for twice the outage so far, or for the longest delay
+#: of its policy if that is longer. The hold is at most half an hour, so that the message comes back
+#: within this time if its worker is killed. The hold is drawn between 3/4 and all of the resulting
+#: time, so that messages do not come back together.
 HOLD_FACTOR, LONGEST_HOLD_SECONDS, HOLD_JITTER_FROM = 2.0, 1800.0, 0.75
 
-#: A policy's longest delay is read as its longest delay after this many failures.
+#: A policy's ceiling after this many failures counts as its longest delay.
 MANY_FAILURES = 1000
 
-#: While the gate is RECOVERING, a message is hidden for twice the time until its turn, but for a
-#: time between these two.
+#: While the gate is RECOVERING, a message is hidden for twice the time until its turn. The hold is
+#: at least the first and at most the second of these times.
 SHORTEST_QUEUE_SECONDS, LONGEST_QUEUE_SECONDS = 30.0, 7200.0
 
 #: While the gate is RECOVERING, a failed message comes back after half a second for each of its
-#: receives, but at most half a minute. So a message that the provider never takes is tried less and
-#: less often. A message with few receives left waits for half a minute, because each return costs a
-#: receive. While the gate is CLOSED, a refused message comes back within half a minute.
+#: receives, but at most half a minute. For example, after its tenth receive it waits 5 s. So a
+#: message that the provider never accepts is tried less and less often. A message with few receives
+#: left waits for half a minute, because each return costs a receive. While the gate is CLOSED, a
+#: refused message comes back at a random time within half a minute.
 SOON_SECONDS, LATEST_SECONDS = 0.5, 30.0
 
-#: If few messages wait in a worker, it brings forward more messages a second than its rate, because
-#: other workers receive some of them. The factor doubles every half second, up to the second value.
+#: If few messages wait in a worker, it brings forward more messages a second than it may run,
+#: because other workers receive some of these messages. Its rate is multiplied by a factor, which
+#: doubles every half second, up to ten.
 PULL_DOUBLES_SECONDS, LONGEST_PULL = 0.5, 10.0
 
 #: A stopping worker lets its hidden messages return at ten a second, or faster if this would take
-#: more than three minutes. It leaves out a message that would return less than a minute earlier.
+#: more than three minutes. It leaves out a message that would return less than a minute before its
+#: hold ends.
 RETURNS_PER_SECOND, LONGEST_SPREAD_SECONDS, LEAST_GAIN_SECONDS = 10.0, 180.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message that has come due, or has failed.
+    """A message that is due to run, or that has failed.
 
     Attributes:
         id: the message ID of SQS.
-        receives: SQS's count of its receives, including this one.
+        receives: SQS's count of its receives, including the current receive.
         longest: most seconds that it may be hidden. At 0 or less it must not be hidden.
         policy_longest: the longest delay of its policy, in seconds. Early in an outage, the message
-            is hidden for about this time.
-        own_delay: a delay in seconds, drawn from its policy. It counts if the message cannot be
-            brought forward, or if few receives are left.
+            is hidden for about this time, but at most half an hour.
+        own_delay: a delay in seconds, drawn from its policy. It sets the hold of a message
+            that cannot be brought forward. A message with few receives left probes only after it.
         is_recallable: whether the worker may bring it forward while it is hidden.
         is_spared: whether it has used up half of the receives that its queue allows.
         next_is_last: whether its next receive is the last that its queue allows.
-        must_run: whether SQS would move it to the dead-letter queue at its next receive.
+        must_run: whether SQS would move it to the dead-letter queue at its next receive. Then
+            the worker must not hide it.
     """
 
     id: str
@@ -84,7 +90,10 @@ class Message:
         rng: RandomSource,
         now: float,
     ) -> Message:
-        """Describe a message. Calls the user's policy. ``now`` is in seconds since the epoch."""
+        """Describe a received message. This calls the user's policy for its delays.
+
+        ``now``: seconds since the epoch.
+        """
         policy = tolerant(backoff)
         stands = delivery.standing(retries=delivery.earlier_runs, now=now)
         return cls(
@@ -102,7 +111,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The gate's decision about a message that has come due, or has failed.
+    """The gate's decision about a message that is due to run, or that has failed.
 
     Attributes:
         hide_seconds: seconds to hide it before its next run. ``None`` = do not hide it.
@@ -138,9 +147,10 @@ def hide(
 
 
 def hold_while_down(message: Message, outage: float, rng: RandomSource) -> float:
-    """Return how long to hide a message that the worker can bring forward when a probe succeeds.
+    """Return for how many seconds to hide a message while its provider is down.
 
-    ``outage``: how long the provider has been down.
+    The worker must be able to bring the message forward after a successful probe.
+    ``outage``: seconds since the gate opened.
     """
     hold = max(message.policy_longest, HOLD_FACTOR * outage)
     hold = min(hold, LONGEST_HOLD_SECONDS, message.longest)
@@ -167,7 +177,7 @@ def hold_after_failure(
     floor: float,
     is_recovering: bool,
 ) -> float:
-    """Return how long to hide a message that has failed while its provider was not down.
+    """Return for how many seconds to hide a failed message while its provider is not down.
 
     See :meth:`.ProviderGate.failed` for the reasons and arguments.
     """
@@ -182,7 +192,7 @@ def hold_after_failure(
 
 
 class Pull:
-    """Counts how many hidden messages a worker brings forward while its provider recovers."""
+    """Limits how many hidden messages a worker brings forward while its provider recovers."""
 
     def __init__(self, now: float = 0.0) -> None:
         self._factor, self._owed, self._counted_at = 1.0, 1.0, now
@@ -194,8 +204,9 @@ class Pull:
 
         Arguments:
             rate: calls a second that the worker may make.
-            waiting: messages that wait in the worker for their turn. If they are few, other workers
-                receive some of the messages, so this worker brings more forward.
+            waiting: the number of messages that wait in the worker for their turn. If it is small,
+                other workers receive some of the messages, so this worker brings more forward. If
+                it is ``rate`` or more, the result is 0.
             now: seconds.
         """
         seconds, self._counted_at = min(now - self._counted_at, 10.0), now
@@ -218,9 +229,9 @@ def spread_returns(
 ) -> list[tuple[Any, int]]:
     """Return hidden messages that SQS should show soon, because their worker stops.
 
-    No other worker can bring them forward. Each comes with the seconds after which SQS should show
-    it. While the provider is down, a message stays hidden if its next receive is its last, because
-    at its last receive it runs even if the provider is down.
+    No other worker can bring these messages forward. Each message comes with the seconds after
+    which SQS should show it. At its last receive, a message runs even if the provider is down. So
+    while the provider is down, a message stays hidden if its next receive is its last.
     """
     movable = [each for each in hidden.all() if not (is_down and each[2].next_is_last)]
     spread = min(len(movable) / RETURNS_PER_SECOND, LONGEST_SPREAD_SECONDS)

@@ -1,16 +1,18 @@
 """Decides when the next call to a provider may begin.
 
-:class:`Times` keeps the agreed rate, which is the ``rate`` of the provider's settings.
+:class:`Times` spaces calls at the agreed rate, which is the ``rate`` of the provider's settings.
 :class:`RecoveryRate` follows the capacity of a provider that recovers. A call begins when both
-allow it.
+classes allow it.
 
-A slot is a time at which one call may begin. Slots are ``1 / rate`` seconds apart. To give out
-slots, GCRA (generic cell rate algorithm, ITU-T I.371, annex A) keeps only the time of the next free
-slot. A worker takes slots at most one second ahead, for messages that it holds. If a message would
-wait too long for its slot, the worker hides it until a time of return. The times of return are a
-second series, a little further apart than the slots. So hidden messages return one by one,
-whichever worker receives them. A hidden message has no slot yet, because SQS may show it late, or
-to another worker.
+A slot is a time at which one call may begin. Slots are ``1 / rate`` seconds apart. ``Times`` gives
+them out by the GCRA (generic cell rate algorithm, ITU-T I.371, annex A). This algorithm stores only
+the time of the next free slot. A worker takes slots at most one second ahead, and only for messages
+that it has received.
+
+If a message would wait too long for a slot, the worker hides it until a time of return. The times
+of return are a second series, a little further apart than the slots. So hidden messages return one
+by one. A hidden message gets its slot only after its return, because SQS may show it late, or to
+another worker.
 
 An agreed rate needs no state except the two numbers of :class:`Times`. If workers share the rate,
 these numbers are in the store (``provider.fleet``). This module reads no clock: callers pass times.
@@ -27,26 +29,26 @@ from ..retry.decision import Reply
 #: full rate a second could contain more calls than agreed.
 HEADROOM = 0.95
 
-#: A worker takes slots only this many seconds ahead, because they are lost if it is killed.
+#: A worker takes slots only this many seconds ahead. If the worker is killed, its slots are lost.
 AHEAD_SECONDS = 1.0
 
-#: Longest wait in the worker for a new message, and for a message that was received before. The
-#: worker hides a message that would have to wait for longer.
+#: The longest time in seconds that a new message may wait in the worker, and that a message which
+#: was received before may wait. The worker hides a message that would have to wait for longer.
 NEW_SECONDS = 2.0
 RETURNED_SECONDS = 10.0
 
 #: Hidden messages return a little less often than slots come. The other slots are for messages that
-#: return late, and for new ones.
+#: return late, and for new messages.
 RETURN_SHARE = 0.97
 
-#: A slot may be used up to this many seconds late. Later it is lost, for example after a pause of
-#: the process, because its use would exceed the agreed rate.
+#: A call may begin up to this many seconds after its slot. If the process pauses for longer, the
+#: slot is lost. Otherwise the calls of many old slots would begin together, above the agreed rate.
 LATEST_SECONDS = 0.1
 
 
 @dataclass(slots=True)
 class Times:
-    """The times of the next free slot and of the next return of a hidden message, in seconds."""
+    """The next free slot, and the next free time of return for a hidden message, in seconds."""
 
     free_at: float = 0.0
     back_at: float = 0.0
@@ -56,7 +58,7 @@ class Times:
 
         Arguments:
             most: the number of slots wanted.
-            now: the time, on the same clock.
+            now: the time, on the clock of ``free_at`` and ``back_at``.
             rate: slots a second.
         """
         taken = list[float]()
@@ -69,7 +71,8 @@ class Times:
     def take_returns(self, holds: Sequence[float], now: float, rate: float) -> list[float | None]:
         """Take a time of return for each message to hide. Return these times.
 
-        ``None``: the message may not be hidden until the next time. Another message gets that time.
+        ``None`` in the result: the next free time is later than this message may be hidden. The
+        time stays free for another message.
 
         Arguments:
             holds: for each message, the most seconds that it may be hidden.
@@ -88,31 +91,33 @@ class Times:
 class RecoveryRate:
     """Estimates how many calls a second a recovering provider takes from this worker.
 
-    It is a bucket of tokens that fills at this rate. Each call takes a token.
+    The class is a token bucket that fills at this rate. Each call takes a token.
 
     The rate starts at one call a second. Until the provider refuses a call for the first time, each
-    success adds one. So the rate doubles in about 0.7 seconds, or more slowly if calls are slow.
-    After the first refusal, each success makes the rate 2.5 % larger. In a second it grows by at
-    most 2.5 % for each second since the last cut, so fast calls do not let it grow too fast.
+    success adds one call a second. So the rate doubles in about 0.7 seconds, or more slowly if
+    calls are slow. After the first refusal, each success makes the rate 2.5 % larger. Many fast
+    calls would let the rate grow too fast, so its growth in one second is limited. The limit is
+    2.5 % for each second since the last cut, for example 10 % four seconds after the cut.
 
     A refusal cuts the rate to four fifths. The first refusal cuts it to the number of successes in
-    the last second, if that is less. Further refusals of calls that began within half a second
-    after a cut do not count, because many providers count the calls of each second, and refuse all
-    calls above their limit until the second ends. Another failure cuts the rate only while more
-    than half of the calls fail, because a provider that fails one call in five is not overloaded.
+    the last second, if that is less. A refusal does not count if its call began before the last
+    cut, or within half a second after it. The reason is that many providers count the calls of each
+    second. Above their limit, they refuse all calls until the second ends. A failure that is no
+    refusal cuts the rate only while more than half of the calls fail. A provider at which only one
+    call in five fails is not overloaded.
 
-    ``python -m benchmarks.recovery`` plays 30 outages, eight times each. Most backlogs take 1.1 to
-    1.4 times the shortest possible time, on average 1.3, and 8 calls per 100 messages are refused.
-    The slowest scene takes 1.6 times: half of the calls fail for half an hour after the outage.
-    With fifty workers, up to 47 calls per 100 messages are refused, because each worker searches
-    for the capacity alone.
+    ``python -m benchmarks.recovery`` simulates 30 outages, eight times each. After most of them,
+    the workers need 1.1 to 1.4 times the shortest possible time for the backlog. The average is
+    1.3, with 8 refused calls per 100 messages. The slowest simulation needs 1.6 times the shortest
+    time, because half of the calls fail for half an hour after the outage. With fifty workers, up
+    to 47 calls per 100 messages are refused, because each worker searches for the capacity alone.
     """
 
     START, LOWEST = 1.0, 0.1
     BY_CALL, BY_SECOND = 0.025, 0.025
     KEPT, SETTLE_SECONDS = 0.8, 0.5
-    #: While no message lacks a token, the rate shrinks by this share a second, because the calls
-    #: are too few to test it.
+    #: While no message has to wait for a token, the rate shrinks by this share a second. The calls
+    #: are then too few to show that the provider takes the full rate.
     IDLE = 0.1
     SAVED_SECONDS = 0.5
     TOLERATED, CALLS = 0.5, 16

@@ -14,23 +14,24 @@ class Provider:
     """A service that tasks call, and that can be down for all of them.
 
     Tasks with a provider of the same name share its gate (circuit breaker) in a worker. While the
-    provider is down, the gate is open: the worker hides their messages without running them, except
-    for one probe at a time. This uses up no attempts, but the time of ``retry_for`` goes on.
+    provider is down, the gate is open. The worker then hides the messages of these tasks without
+    running them, except for one message at a time, which runs as a probe. To hide a message
+    uses up no attempt, but the time of its ``retry_for`` goes on.
 
     Args:
         name: name of the provider in logs and signals. Not empty.
-        failures: the number of failed calls in a row that opens the gate, 2 or more. They must come
-            from two messages or more. Default 6.
-        probe_interval: mean seconds (or timedelta) before the first probe, above 0. Default 5.
-            The mean of later pauses grows with the outage, up to a minute. Each pause is drawn
-            between 3/4 and 5/4 of its mean.
-        recall: whether hidden messages are shown early, when the outage ends. ``None`` (default) =
+        failures: the number of failed calls in a row that opens the gate, 2 or more. The calls
+            must come from two messages or more. If a call has succeeded within the last
+            ``probe_interval``, the worker only slows the calls down. Default 6.
+        probe_interval: mean time from the opening of the gate to the first probe, in seconds or a
+            timedelta, above 0. Default 5. The mean pause between later probes grows with the
+            outage, up to a minute. Each pause is drawn between 3/4 and 5/4 of its mean.
+        recall: whether SQS shows hidden messages early when the outage ends. ``None`` (default) =
             yes, except with a ``Schedule``, because its delays are exact.
-        rate: most calls a second: ``"60/s"``, ``"300/m"``, ``"7200/h"``, or a number of calls a
-            second.
-            ``None`` (default) = no limit. If the app names a store, all workers share the rate.
-            Without a store each worker has the rate for itself, so ten workers make ten times as
-            many calls.
+        rate: the highest rate of calls: ``"60/s"``, ``"300/m"``, ``"7200/h"``, or a number of calls
+            a second. ``None`` (default) = no limit. If the app names a store, all workers share the
+            rate. Without a store each worker has the rate for itself, so ten workers make ten times
+            as many calls.
         key: for a provider that can be down for one of your tenants alone, the name of the task's
             argument that holds the tenant, such as ``"account_id"``. Each tenant has a gate, a
             recall and a rate of its own. ``None`` (default) = one gate for all calls.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
-#: A tenant is cut off after this many characters.
+#: Only this many characters of a tenant count. The rest is cut off.
 _MOST_CHARACTERS = 500
 
 
@@ -37,7 +37,8 @@ def tenant_of(key: str, function: Callable[..., object], payload: Any) -> str:
     Arguments:
         key: the argument's name.
         function: the task's function, without ``self``.
-        payload: arguments, keyword arguments and more, as Celery sends them.
+        payload: the decoded body of a Celery message, which is ``(args, kwargs, embed)``. If it
+            has another form, the tenant is empty.
     """
     is_call = isinstance(payload, list | tuple) and len(payload) > 1
     args, kwargs = payload[:2] if is_call else ((), {})
@@ -51,7 +52,7 @@ def tenant_of(key: str, function: Callable[..., object], payload: Any) -> str:
     else:
         try:
             call = signature.bind_partial(*args, **kwargs)
-        except TypeError:  # the arguments do not fit the function, so the task will raise this
+        except TypeError:  # the arguments do not fit the function, so the task will fail
             return ""
         call.apply_defaults()
         value = call.arguments.get(key)

@@ -27,7 +27,7 @@ def redrive(
     stop: threading.Event | None = None,
     **options: Any,
 ) -> RedriveReport:
-    """Send the messages of a dead-letter queue back to their queues, and delete them from it.
+    """Move the messages of a dead-letter queue back to the queues that they came from.
 
     The redrive deletes a message only after SQS has reported it as sent, so no message is lost. A
     message can be sent twice if SQS's answer is lost, or if the process is killed between the send
@@ -41,8 +41,9 @@ def redrive(
         source: name, URL or ARN of the dead-letter queue, or of a queue that has one.
         to: name, URL or ARN of the queue that gets all messages. Default: each message goes back to
             the queue it came from, if SQS lists this queue as a source of the dead-letter queue.
-            SQS names this queue, or a worker has named it in the dead-letter record. If no queue is
-            named and SQS lists only one, the message goes there.
+            If SQS moved the message, SQS names the queue it came from. If a worker moved it, its
+            dead-letter record names the queue. If no queue is named and SQS lists only one source,
+            the message goes to this source.
         on_event: is called with each event, one at a time. Events up to ``Started`` come in the
             thread that calls ``redrive``. Later events come in another thread. A slow callback
             delays only the start and the end of the run.
@@ -56,29 +57,32 @@ def redrive(
             :class:`~celery_sqs_backoff.redrive.options.RedriveOptions`. Other messages stay in the
             dead-letter queue. Default: all messages.
         include_unknown: also send a message if its task may have been done already (the record has
-            outcome UNKNOWN), or if an earlier send may have succeeded (it is *in doubt*). Default:
-            such messages stay in the dead-letter queue.
-        limit: send at most this number of messages. Default: no limit.
-        max_replays: skip messages that were already replayed this number of times. Default 3.
-        probe: URL, ``"module:callable"`` or callable that reports whether the provider is healthy.
-            The redrive calls it before the first message and every 5 s. If the first call fails,
-            no message is sent. Three failures in a row end the run.
-        expired: how to treat a message after the ``expires`` of its task. A worker would discard
-            the task. ``"leave"`` (default) leaves the message in the dead-letter queue.
+            outcome UNKNOWN), or if an earlier send of the message may have succeeded (the message
+            is *in doubt*). Default: such messages stay in the dead-letter queue.
+        limit: send (or delete, with ``delete``) at most this number of messages. Default: no limit.
+        max_replays: leave a message in the dead-letter queue if redrives have already sent it this
+            number of times. Default 3.
+        probe: URL, ``"module:callable"`` or callable that reports whether the provider (the service
+            that the tasks call) is healthy. The redrive calls the probe before the first message
+            and every 5 s. If the first call fails, no message is sent. Three failures in a row end
+            the run.
+        expired: how to treat a message if its task is past its ``expires``, so that a worker would
+            discard the task. ``"leave"`` (default) leaves the message in the dead-letter queue.
             ``"extend"`` sends it with a later ``expires``: the task gets as much time from now as
             it had after its first send, and at least an hour.
         delete: delete the messages instead of sending them. This includes messages that are
             expired, unreadable, in doubt, or were replayed too often, and messages with outcome
             UNKNOWN. Needs ``dump``.
-        restore: put the messages of this archive back on the dead-letter queue, each once, and send
-            no message elsewhere. ``journal`` records each message put back; by default it is a file
-            next to the archive (``FILE.restored``). Not with ``to``, ``rate``, ``spread``,
-            ``probe``, ``delete``, ``dump``, ``limit`` or a selection.
-        dump: append each message to this file (JSON lines) before it is sent or deleted.
+        restore: an archive (from ``dump``, or from ``copy`` of ``peek``). Put its messages back on
+            the dead-letter queue, each once, and send no message elsewhere. ``journal`` records
+            each message put back. Its default is then a file next to the archive
+            (``FILE.restored``). Not with ``to``, ``rate``, ``spread``, ``probe``, ``delete``,
+            ``dump``, ``limit`` or a selection.
+        dump: append each message to this file (JSON lines) before the message is sent or deleted.
         journal: record each send in this file, before the send and after it. After a kill, the next
-            run with this file continues the killed run. If it is a directory, the journal is a file
-            in it, named after the queue's ARN. Default: no journal. Only you may have access to the
-            files of ``journal`` and ``dump``, and they must not be links.
+            run with this file continues the killed run. If the path is a directory, the journal is
+            a file in it, named after the dead-letter queue's ARN. Default: no journal. Only you may
+            have access to the files of ``journal`` and ``dump``, and they must not be links.
         force: run even if the dead-letter queue has a dead-letter queue itself.
 
     Returns:
@@ -87,10 +91,11 @@ def redrive(
     Raises:
         RedriveRefused: the redrive must not begin. No message was sent.
         RedriveUnreachable: SQS does not answer at the start, or denies a call. Later failures of
-            SQS, and of writes to the journal or the archive, are in the report instead.
+            SQS, and of writes to the journal or the archive, are in the report instead. But a
+            restore also raises it if it cannot look on the queue for messages in doubt.
         ValueError, TypeError: an option is invalid.
 
-    If ``on_event`` raises an exception, the run ends and then raises that exception.
+    If ``on_event`` raises an exception, the run ends, and ``redrive`` then raises that exception.
     """
     checked = RedriveOptions(**options)
     if checked.restore is not None and to is not None:

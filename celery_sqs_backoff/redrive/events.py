@@ -1,7 +1,7 @@
 """Events of a redrive, and its report.
 
 The redrive calls ``on_event`` with one event at a time. Events name messages by their message ID
-in the *source*, which is the dead-letter queue. They never hold a body or arguments.
+in the *source*, which is the dead-letter queue. Events never hold a message body or task arguments.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ended(str, Enum):
     UNREACHABLE = "unreachable"
     #: The journal or the archive could not be written.
     FAILED = "failed"
-    #: An unexpected exception, for example one that ``on_event`` raised.
+    #: An unexpected exception, for example an exception of ``on_event``.
     ERROR = "error"
 
 
@@ -52,10 +52,10 @@ class RedriveReport:
         poison: messages that came back to the source after this run had sent them, or that were
             replayed too often. They are still in the source.
         in_doubt: messages that may have been sent, because SQS's response to the send was lost.
-            They are still in the source. With ``include_unknown`` the run has sent them again, so
-            they may have been sent twice. The number also counts messages that an earlier run left
-            in doubt, and messages that another run may have sent at the same time. ``InDoubt``
-            events name all of them.
+            Without ``include_unknown`` they are still in the source. With ``include_unknown`` the
+            run has sent them again, so they may have been sent twice. The number also counts
+            messages that an earlier run left in doubt, and messages that another run may have sent
+            at the same time. ``InDoubt`` events name all of them.
         remaining: messages in the source at the end. SQS counts approximately.
         returned: messages that this run has sent and received again. ``poison`` counts them, too.
         dropped: messages that were deleted without being sent (option ``delete``).
@@ -85,7 +85,7 @@ class RedriveReport:
 
     @property
     def sent_before(self) -> int:
-        """Number of messages that an earlier run had sent, so this run only had to delete them."""
+        """Number of messages that an earlier run had sent, so that this run only deletes them."""
         return max(0, self.deleted + self.not_deleted - self.sent - self.dropped)
 
 
@@ -94,9 +94,10 @@ class Started:
     """The run begins.
 
     ``messages``: number of messages in the source, or in the archive that is restored. The run
-    looks at no more messages than this. Messages that come back do not count. ``resumed``: whether
-    the run continues an earlier run. ``journal``: path of the journal, from which another run can
-    continue this one; ``None`` = no journal.
+    looks at this number of messages at most. Messages that it has sent and that come back to the
+    source do not count towards it. ``resumed``: whether the run continues an earlier run.
+    ``journal``: path of the journal, with which another run can continue this run; ``None`` = no
+    journal.
     """
 
     run_id: str
@@ -141,7 +142,7 @@ class Skipped(_MessagesLeft):
 
 
 class Poison(_MessagesLeft):
-    """Messages that this run had sent and that came back, or that were replayed too often.
+    """Messages that came back after this run had sent them, or that were replayed too often.
 
     They stay in the source.
     """
@@ -161,7 +162,7 @@ class InDoubt:
 
 @dataclass(frozen=True)
 class RunWaits:
-    """The run waits for messages that it cannot receive, because a killed run may hide them.
+    """The run waits for messages that it cannot receive yet. A killed run may still hide them.
 
     ``messages``: number of messages that the run has not received. ``seconds``: the run waits at
     most this number of seconds.

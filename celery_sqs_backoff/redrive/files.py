@@ -23,9 +23,9 @@ from ..sqs.dead_letter import sendable
 from .errors import RedriveRefused
 from .message import DlqMessage
 
-#: The run waits until journal lines of these kinds are on the disk. A crash may lose lines of the
-#: other kinds, but no message is sent twice: the next run only deletes a message a second time, or
-#: treats an unsent message as in doubt.
+#: The run waits until journal lines of these kinds are on the disk. A crash of the machine may lose
+#: lines of the other kinds. This does not make the next run send a message twice. The next run only
+#: deletes a message a second time, or treats an unsent message as in doubt.
 _SYNCED = {"sending", "sent", "ended"}
 
 #: Journal lines of these kinds end the record of a message: SQS has not accepted it, or it has
@@ -124,10 +124,11 @@ class NoJournal:
 class Journal(NoJournal, JsonLines):
     """A file that records each send, so that a run after a kill can continue.
 
-    ``{"is": "sending", "ids": [...]}`` is on the disk before the call to SQS, and ``"sent"`` before
-    the delete. If the last line of a message is ``sending``, the message is *in doubt*: the process
-    ended before SQS answered. If its last line is ``sent``, it only has to be deleted. If the last
-    run has ended, and left no message in doubt or undeleted, the next run empties the file.
+    The line ``{"is": "sending", "ids": [...]}`` is on the disk before the call to SQS. The ``sent``
+    line is on the disk before the delete. If the last line of a message is ``sending``, the message
+    is *in doubt*: SQS's answer was lost, or the process ended before SQS answered. If its last line
+    is ``sent``, the next run only has to delete the message. If the last run has ended, and left no
+    message in doubt or undeleted, the next run empties the file.
 
     Arguments:
         path: the file. It stays when the run is over, and another run may continue it.
@@ -186,7 +187,7 @@ class Journal(NoJournal, JsonLines):
             raise TypeError("ids")
         if kind is None and line["source"] != self._source:
             raise RedriveRefused(
-                f"Journal {self.path} is of {line['source']}, not of {self._source}."
+                f"Journal {self.path} belongs to {line['source']}, not to {self._source}."
             )
         if kind in (None, "ended"):
             self.is_resumed = kind is None
@@ -204,9 +205,10 @@ class Journal(NoJournal, JsonLines):
 
 
 class Archive(JsonLines):
-    """A file of dead letters, each with all that SQS returned except the receipt handle.
+    """A file of dead letters.
 
-    It holds bodies, which are user data.
+    Each line has all that SQS returned for a message, except the receipt handle. The line also has
+    the ARNs of the message's source and destination. The message bodies are user data.
 
     Arguments:
         path: the file. If it is missing it is created with mode 600.
@@ -223,6 +225,9 @@ class Archive(JsonLines):
 
     def write(self, messages: Sequence[DlqMessage], destinations: Sequence[str | None]) -> None:
         """Append messages, each with the ARN of its destination. Return only when all are on disk.
+
+        Arguments:
+            destinations: ARNs in the order of the messages; ``None`` = not known.
 
         Raises:
             OSError: for example, the disk is full.
@@ -242,7 +247,7 @@ class Archive(JsonLines):
 
 
 def read_archive(path: Path) -> Iterator[DlqMessage]:
-    """Read the messages of an archive, in the order of its lines.
+    """Yield the messages of an archive, in the order of its lines.
 
     Raises:
         RedriveRefused: the file does not exist, can be read or written by other users, or has a
@@ -287,7 +292,7 @@ def _open(path: Path, flags: int, mode: str, what: str) -> BinaryIO:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            raise RedriveRefused(f"{name} is not a file of yours. Name another one.")
+            raise RedriveRefused(f"{name} is not a regular file that you own. Name another file.")
         if found.st_mode & 0o077:
             raise RedriveRefused(f"{name} is open to other users. If it is yours: chmod 600.")
         return os.fdopen(descriptor, mode)  # type: ignore[return-value]  # both modes are binary

@@ -22,18 +22,21 @@ _RNG = random.Random()
 
 
 def draw_pause(attempt: int) -> float:
-    """Return how many seconds to wait after a failed try of a call."""
+    """Return a random number of seconds to wait after a failed try of a call, at most 5.
+
+    ``attempt``: number of the failed try, from 1.
+    """
     return _BETWEEN_TRIES.delay(attempt, _RNG)
 
 
 class Halt:
     """The stop flag of a run, with the reason, and the run's clocks. Safe for threads.
 
-    Call it with a reason to end the run. The first reason is kept.
+    Call the object with a reason to end the run. It keeps the first reason.
 
     Arguments:
         stop: the caller of the redrive sets it to end the run.
-        clock: returns seconds. It also runs while the machine is suspended.
+        clock: returns monotonic seconds. It also runs while the machine is suspended.
         now: returns seconds since the epoch.
     """
 
@@ -71,7 +74,7 @@ class Halt:
     def is_set(self) -> bool:
         """Whether the run must end. Reading it also ends the run if the caller has set ``stop``."""
         if self._stop.is_set() and not self._event.is_set():
-            self(Ended.INTERRUPTED, "stopped from outside")
+            self(Ended.INTERRUPTED, "stopped by the caller")
         return self._event.is_set()
 
     def pause(self, attempt: int) -> None:
@@ -115,8 +118,9 @@ def carry_out(
     try:
         report = report_end(work())
     except BaseException as exc:
-        # End without further calls. SQS shows the held messages again when their holds end.
-        # In a command the first signal only sets ``stop``, so KeyboardInterrupt is the second.
+        # End without further calls. SQS shows the received messages again when their visibility
+        # timeouts end. In the command ``celery sqs-redrive``, the first signal only sets ``stop``,
+        # so a KeyboardInterrupt comes from the second signal.
         is_signal = isinstance(exc, KeyboardInterrupt)
         halt.ended = Ended.INTERRUPTED
         halt.detail = "by a second signal" if is_signal else type(exc).__name__

@@ -1,8 +1,9 @@
 """Keep the state of each message of a redrive, in one table under one lock.
 
-A receive hides a message from other consumers for some seconds, and the run can renew this time.
-This is the *hold* of the message. A message is *in doubt* if it may have been sent, because the
-response of SQS to a send was lost. A received message is HELD, and methods change its state::
+A receive hides a message from other consumers for some seconds (its visibility timeout), and the
+run can renew this time. The hidden time is the *hold* of the message. A message is *in doubt* if it
+may have been sent, because SQS's response to a send was lost. Each message has a row in the table.
+A received message is HELD, and methods change its state::
 
     HELD --start_sending--> SENDING --mark_sent--> SENT --mark_deleted--> forgotten
      |  <---mark_unsent, mark_in_doubt---'                                 ^
@@ -11,9 +12,9 @@ response of SQS to a send was lost. A received message is HELD, and methods chan
      '--mark_deleted (unsent, by the option ``delete``) -------------------'
 
 A method changes the rows, writes the journal and emits an event, in this order. The run uses only
-the newest receipt handle of a message. If a newer handle arrives during SENDING, the sending thread
-continues with it. A row has no receipt handle if this run does not hold the message: the row is
-from the journal, or the message is in doubt and was released.
+the newest receipt handle of a message. If another thread receives the message again during SENDING,
+the sending thread continues with the newer handle. A row has no receipt handle if this run does not
+hold the message: the row is from the journal, or the message is in doubt and was released.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .message import DlqMessage
 from .triage import UNKNOWN, Action
 
 #: The event to emit for messages that stay in the source. ``Action.HOLD`` has no entry, because an
-#: ``InDoubt`` event has named these messages before.
+#: ``InDoubt`` event has already named these messages.
 _EVENTS: dict[Action, Callable[[tuple[str, ...], str], events.RedriveEvent]] = {
     Action.SKIP: events.Skipped,
     Action.FAIL: events.Failed,
@@ -40,11 +41,11 @@ _EVENTS: dict[Action, Callable[[tuple[str, ...], str], events.RedriveEvent]] = {
 }
 
 #: The run sends a message only if the rest of its hold is longer than a margin. The margin is this
-#: share of a hold (2 s of 30 s), and at most the seconds below.
+#: share of a hold (2 s of 30 s), and at most ``_MOST_MARGIN_SECONDS``.
 _MARGIN_SHARE = 1 / 15
 _MOST_MARGIN_SECONDS = 2.0
 
-#: The ledger remembers this number of deleted messages, because SQS may deliver one of them again.
+#: The ledger remembers this number of deleted messages, because SQS may deliver them again.
 _REMEMBERED = 10_000
 
 
@@ -62,7 +63,7 @@ class LedgerRow:
     Attributes:
         handle: its newest receipt handle; ``None`` = this process does not hold it.
         until: time at which SQS stops hiding it, by the run's clock.
-        left: why it stays in the source, such as ``Action.SKIP``; ``None`` = it does not stay.
+        left: why it stays in the source, such as ``Action.SKIP``; ``None`` = it is not LEFT.
         doubted_at: start of the first send that SQS did not answer, in seconds since the epoch;
             ``None`` = the message is not in doubt. ``_doubt_late`` and ``name_unanswered`` set it
             only to mark the message as in doubt. Then its value has no meaning.
@@ -81,13 +82,13 @@ class Ledger:
     Arguments:
         journal: names the messages that earlier runs have left in doubt or not deleted.
         on_event: is called with one event at a time.
-        clock: returns seconds. It also runs while the machine is suspended.
+        clock: returns monotonic seconds. It also runs while the machine is suspended.
         hold_seconds: seconds for which a receive hides a message.
 
     Attributes:
         looked_at: number of distinct messages that were received.
         admitted: number of messages that were chosen to be sent or deleted.
-        claims: number of messages that the receives under way may return (``claim``).
+        claims: number of messages that the receives under way may return (see ``claim``).
         file_error: the first error of a write to the journal; ``None`` = all writes worked.
     """
 
@@ -119,8 +120,8 @@ class Ledger:
     def claim(self, most: int, places: int) -> int | None:
         """Reserve places for the messages of one receive, and return the number of places.
 
-        A run looks at a limited number of messages. Each takes one place. ``None`` = all
-        places are taken.
+        A run looks at a limited number of messages. Each message takes one place. Return ``None``
+        if all places are taken or reserved.
 
         Arguments:
             most: largest number to return.
@@ -138,8 +139,8 @@ class Ledger:
     ) -> tuple[list[DlqMessage], list[DlqMessage]]:
         """Record the messages that a receive returned.
 
-        Returns the messages that were not sent yet, and the messages that were sent before and only
-        have to be deleted.
+        Return the messages that were not sent yet, and the messages that were sent before and only
+        have to be deleted. Messages in the states SENDING and LEFT are not returned.
 
         Arguments:
             claim: number that ``claim()`` returned for this receive.
@@ -172,16 +173,19 @@ class Ledger:
         return ours, sent
 
     def admit(self, messages: Sequence[DlqMessage], limit: int | None) -> list[DlqMessage]:
-        """Return the messages that the limit allows, and count them. ``None`` = no limit."""
+        """Return the messages that the limit of the run still allows, and count them as admitted.
+
+        ``limit``: largest number of admitted messages in the whole run; ``None`` = no limit.
+        """
         with self.lock:
             room = len(messages) if limit is None else max(0, limit - self.admitted)
             self.admitted += len(messages[:room])
             return list(messages[:room])
 
     def still_ours(self, messages: Sequence[DlqMessage]) -> list[DlqMessage]:
-        """Return the messages that SQS still hides for this run, and release the others.
+        """Return the messages that SQS hides long enough for a send, and release the others.
 
-        Another consumer may have received the others. The run will receive them again.
+        Another consumer may receive the others first. The run will receive them again.
         """
         with self.lock:
             now = self._clock()
@@ -217,9 +221,9 @@ class Ledger:
     # Settling
 
     def find_doubt(self, message: DlqMessage) -> float | None:
-        """Return when the first send of a message that SQS did not answer began.
+        """Return when the first unanswered send of a message began, in seconds since the epoch.
 
-        In seconds since the epoch. ``None`` = the message is not in doubt.
+        Return ``None`` if the message is not in doubt.
         """
         with self.lock:
             row = self.rows.get(message.id)
@@ -228,7 +232,10 @@ class Ledger:
     def start_sending(self, messages: Sequence[DlqMessage], at: float) -> list[DlqMessage]:
         """Record in the journal which messages the caller now sends, and return these messages.
 
-        Messages that SQS no longer hides for this run are released instead.
+        Messages that SQS does not hide long enough for the send are released instead.
+
+        Arguments:
+            at: when the send begins, in seconds since the epoch.
 
         Raises:
             OSError: the journal cannot be written, so no message may be sent.
@@ -239,7 +246,7 @@ class Ledger:
                 self.rows[message.id].state = RowState.SENDING
         try:
             self._journal.write("sending", [message.id for message in ours], at)
-        except BaseException:  # also for a signal: do not send a message that is not recorded
+        except BaseException:  # even after a signal, no message stays SENDING without a send
             self._hold(ours)
             raise
         return ours
@@ -379,7 +386,7 @@ class Ledger:
         """Return the IDs and receipt handles of messages with a hold that ends soon.
 
         Arguments:
-            within: seconds. Leave out holds that end later.
+            within: seconds. Leave out holds that end later, and holds that have already ended.
             left: ``True`` = only LEFT messages, ``False`` = only HELD and SENDING messages.
         """
         now = self._clock()
@@ -395,7 +402,7 @@ class Ledger:
     def renew(self, id_: str, handle: str, until: float) -> bool:
         """Record that SQS hides a message until a later time.
 
-        Return False if the hold had ended before the renewal. SQS accepts the renewal even then,
+        Return False if the hold had ended before the renewal. SQS can accept the renewal even then,
         but another consumer may have received the message.
 
         Arguments:
@@ -428,8 +435,8 @@ class Ledger:
         """Forget messages that the journal names and that this run has not received.
 
         They have probably left the source. But SQS's counts are approximate, and a killed process
-        may still hide a message. So the journal still names a message if it was sent after
-        ``before`` (seconds since the epoch).
+        may still hide a message. So the journal keeps a message if it was sent after ``before``
+        (seconds since the epoch).
         """
         with self.lock:
             past = {id_: row for id_, row in self.rows.items() if row.handle is None}
@@ -481,7 +488,7 @@ class Ledger:
 
     @property
     def share(self) -> float:
-        """Share of the messages looked at that the run sends or deletes. 1 before the first."""
+        """Share of the received messages that the run sends or deletes. 1 before any receive."""
         return self.admitted / self.places if self.places else 1.0
 
     @property
@@ -510,7 +517,7 @@ class Ledger:
 
         Arguments:
             messages: number of messages in the source at the start.
-            limit: largest number of messages to send; ``None`` = no limit.
+            limit: largest number of messages to send or delete; ``None`` = no limit.
         """
         with self.lock:
             numbers, places, done = self.numbers(), self.places, self.sent + self.dropped

@@ -83,15 +83,15 @@ class MessageFacts:
 class Plan:
     """The prediction of a redrive that a peek has made.
 
-    The peek has received ``looked_at`` of the ``messages`` messages in the queue. ``matching`` and
-    the histograms (``by_...``) count the selected messages. The keys of ``by_action`` say how a
-    redrive would treat a message, and why. ``ready`` counts the selected messages that a redrive
-    would send (or delete, with ``delete=True``). ``unknown`` counts messages that stay because
-    their task may have been done already. ``not_given_back`` counts messages that SQS refused to
-    show again. They stay hidden for up to 15 minutes.
+    ``messages``: number of messages in the queue. ``looked_at``: how many of them the peek has
+    received. ``matching`` and the histograms (``by_...``) count the selected messages. The keys of
+    ``by_action`` say how a redrive would treat a message, and why. ``ready`` counts the selected
+    messages that a redrive would send (or delete, with ``delete=True``). ``unknown`` counts
+    messages that stay because their task may have been done already. ``not_given_back`` counts
+    messages that SQS refused to show again. They stay hidden for up to 15 minutes.
     ``oldest_expires_in_seconds``: seconds until SQS deletes the oldest selected message.
     ``oldest_to_send_expires_in_seconds``: seconds until SQS deletes the oldest message to send.
-    Both are ``None`` if they are not known.
+    Each of these two is ``None`` if it is not known.
     """
 
     source: str
@@ -127,7 +127,7 @@ class Plan:
 
     @property
     def duration_seconds(self) -> float | None:
-        """Seconds that a redrive would take to send ``to_send`` messages. ``None`` without rate."""
+        """Seconds that a redrive takes to send ``to_send`` messages. ``None`` without a rate."""
         return None if self.rate is None else seconds_for(self.to_send, self.rate, self.ramp)
 
     @property
@@ -167,6 +167,7 @@ def peek(
     Raises:
         RedriveRefused: the queue does not exist, or a redrive with these options would be refused.
         RedriveUnreachable: SQS does not answer.
+        OSError: the archive cannot be written, for example because the disk is full.
         ValueError: an option is invalid.
     """
     checked = RedriveOptions(**options)

@@ -1,6 +1,6 @@
 """Read a message of a dead-letter queue, and make the SendMessageBatch entry to send it again.
 
-Any sender to the queue may have written the message, so reading it never raises.
+Any sender to the queue may have written the message, in any format. So reading it never raises.
 :attr:`DlqMessage.unreadable` names a part that cannot be read.
 """
 
@@ -29,7 +29,8 @@ _LEAST_LIFETIME_SECONDS = 3600
 #: SQS keeps no message longer than 14 days.
 _LONGEST_RETENTION_SECONDS = 1_209_600
 
-#: Message attribute of a message that a restore put back. Its value is the ID in the archive.
+#: Message attribute of a message that a restore put back. Its value is the ID that the message has
+#: in the archive.
 RESTORED_ATTRIBUTE = "celery-sqs-backoff-restored"
 
 _OUTCOMES = {"RETRYABLE", "NOT_PROCESSED", "UNKNOWN"}
@@ -44,15 +45,15 @@ class DlqMessage:
     Attributes:
         unreadable: name of the part that cannot be read; ``None`` = all parts can be read.
         sent_at: when SQS began to count the retention period, in seconds since the epoch. If SQS
-            moved the message here, this is when the message was first sent, or on a FIFO queue when
-            SQS moved it. If a worker sent it here, this is when the worker did so. ``None`` = SQS
-            did not say.
+            moved the message to this queue, this is when the message was first sent (on a FIFO
+            queue, when SQS moved it). If a worker sent the message to this queue, this is when the
+            worker did so. ``None`` = SQS did not say.
         record: what a worker wrote about the failure; ``None`` = there is no valid record, or SQS
             itself moved the message, without a record.
         source_arn: the queue that SQS itself moved the message from; ``None`` = SQS did not move
             it.
         replays: how many times the message was replayed.
-        run_id: the redrive that replayed it last; ``None`` = never replayed.
+        run_id: ID of the redrive that replayed it last; ``None`` = never replayed.
         attributes: its message attributes, as SendMessage takes them, without the dead-letter
             record and the mark of a restore.
     """
@@ -140,7 +141,7 @@ class DlqMessage:
 
     @property
     def restored_id(self) -> str | None:
-        """ID of the message in the archive. ``None`` if no restore put the message back."""
+        """ID that the message has in the archive. ``None`` if no restore put the message back."""
         attributes: Mapping[str, Any] = self.message.get("MessageAttributes") or {}
         found: str | None = (attributes.get(RESTORED_ATTRIBUTE) or {}).get("StringValue")
         return found
@@ -153,9 +154,10 @@ class DlqMessage:
     def first_sent_at(self) -> float | None:
         """Time when the message was first sent, in seconds since the epoch. ``None`` = unknown.
 
-        If a worker sent the message here, its record says when a worker first received it. This can
-        be days before ``sent_at``. A time more than 14 days before ``sent_at`` is forged, because
-        SQS keeps no message that long. The result is then ``sent_at`` minus 14 days.
+        If a worker sent the message to this queue, its dead-letter record says when a worker first
+        received it. This can be days before ``sent_at``. A time more than 14 days before
+        ``sent_at`` is forged, because SQS keeps no message that long. The result is then
+        ``sent_at`` minus 14 days.
         """
         if self.sent_at is None:
             return None
@@ -170,9 +172,9 @@ class DlqMessage:
         return expires is not None and expires <= now
 
     def due_in(self, now: float) -> float:
-        """Return the seconds that are left of the message's delay. 0 if the delay is over.
+        """Return the rest of the message's retry delay in seconds, or 0 if the delay is over.
 
-        Only the record of a *parked* message has a delay: a worker moved the message to the
+        Only the record of a *parked* message has a delay. A worker moved such a message to the
         dead-letter queue instead of hiding it, because too many messages were hidden.
         """
         due_at = self.record.due_at if self.record else None
@@ -181,8 +183,8 @@ class DlqMessage:
     def entry(self, *, run_id: str, now: float, extend: bool = False) -> dict[str, Any]:
         """Return the entry for SendMessageBatch, without ``Id`` and the destination's fields.
 
-        The *replay mark* is a message attribute with the number of replays and the ID of the run.
-        It is left out if it does not fit into SQS's limits.
+        The entry has a *replay mark*, a message attribute with the number of replays and the ID of
+        the run. The mark is left out if it does not fit into SQS's limits.
 
         Arguments:
             run_id: ID of the run.

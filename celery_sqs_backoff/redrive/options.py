@@ -33,11 +33,12 @@ class RedriveOptions:
         reason: glob that the reason in the dead-letter record must match.
         outcome: the outcome in the dead-letter record: ``"RETRYABLE"``, ``"NOT_PROCESSED"`` or
             ``"UNKNOWN"``.
-        origin: name (in SQS), URL or ARN of the queue that the message came from.
+        origin: name (in SQS), URL or ARN of the queue that the message came from. Only the queue's
+            name is compared.
         error: glob that the exception in the record must match, as ``"type: message"``.
         older: only messages first sent longer ago than this: seconds, timedelta or text such as
             ``"36h"``.
-        newer: only messages first sent less long ago than this, in the same forms.
+        newer: only messages first sent within this time before now, in the same forms.
         ids: message IDs and task IDs, at least one.
 
     A message must match each of these options that is given. ``None`` matches every message. A glob
@@ -73,7 +74,8 @@ class RedriveOptions:
         for name, parse in _PARSERS.items():
             object.__setattr__(self, name, parse(getattr(self, name)))
         for name in SELECTION:
-            if getattr(self, name) == "":  # often an unset shell variable; it would match nothing
+            # An empty text is often an unset shell variable. It would match no message.
+            if getattr(self, name) == "":
                 raise ValueError(f"invalid {name} '': to select all messages, omit it")
         for name in ("limit", "max_replays"):
             value = getattr(self, name)

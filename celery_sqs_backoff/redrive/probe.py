@@ -1,6 +1,7 @@
 """Call a probe before the first message and every 5 seconds.
 
-A probe is a URL or a function that the user gives. It reports whether the provider is healthy.
+A probe is a URL or a function that the user gives. It reports whether the provider (the service
+that the tasks call) is healthy.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .events import Ended
 from .halt import Halt
 
 #: The provider counts as down if the probe returns ``False``, raises an exception, or takes more
-#: than 5 s. After any other result, also ``None``, it counts as healthy.
+#: than 5 s. After any other result, even ``None``, the provider counts as healthy.
 Probe: TypeAlias = Callable[[], object]
 
 _PROBE_TIMEOUT_SECONDS = 5.0
@@ -90,8 +91,8 @@ class ProbeGate:
             return None
         asked = call_in_time(partial(_why_not, self._probe), seconds=_PROBE_TIMEOUT_SECONDS)
         if asked is None:
-            return "the probe was not called: no thread is left"
-        if not asked.done():  # a probe that hangs blocks only its own thread
+            return "the probe was not called: the machine allows no further thread"
+        if not asked.done():  # the probe hangs in its own thread, so the run can go on
             return f"the probe has not answered within {_PROBE_TIMEOUT_SECONDS:g} s"
         return asked.result()
 

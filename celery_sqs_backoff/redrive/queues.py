@@ -2,8 +2,8 @@
 
 A redrive looks up each queue once and identifies it by the ARN that SQS returns. The operator may
 give one destination for all messages (``to``). Otherwise a message goes to the queue it came from.
-This must be a queue that SQS lists as a source of the dead-letter queue. A forged message could
-name any other queue.
+SQS must list this queue as a source of the dead-letter queue, because a forged message could name
+any queue.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from celery import Celery
     from mypy_boto3_sqs import SQSClient
 
-#: A long poll asks all of SQS's servers. A short poll asks only some and can miss messages.
+#: Seconds that a receive waits for messages, which makes it a long poll. A long poll asks all of
+#: SQS's servers. A short poll asks only some and can miss messages.
 _WAIT_SECONDS = 1
 
 #: After this time a call that only reads is not tried again, because an operator waits for it.
@@ -135,7 +136,7 @@ class Route:
     Attributes:
         source: the dead-letter queue, which is the source of the redrive.
         sources: the queues that have it as their dead-letter queue.
-        fixed: the destination of all messages (``to``); ``None`` = the operator gave none.
+        fixed: the destination of all messages (``to``); ``None`` = the operator gave no queue.
     """
 
     source: Endpoint
@@ -161,9 +162,10 @@ class Route:
     def destination(self, message: DlqMessage) -> Endpoint | str:
         """Return the destination of a message, or a text that says why it is unknown.
 
-        If the operator gave a queue (``to``), it is the destination. Otherwise it is the queue in
-        ``sources`` that SQS moved the message from, or that its dead-letter record names. A message
-        that names no queue goes to the queue in ``sources``, if there is only one.
+        If the operator gave a queue (``to``), it is the destination. Otherwise the destination is
+        the queue that SQS moved the message from, or else that the dead-letter record names. It
+        must be in ``sources``. A message that names no queue goes to the only queue in ``sources``.
+        If there are several, its destination is unknown.
         """
         if self.fixed is not None:
             return self.fixed
@@ -172,7 +174,7 @@ class Route:
                 if origin in (str(queue.arn), queue.url):
                     return queue
             return (
-                f"it names {_show(origin)}, which has another dead-letter queue or does not exist:"
+                f"it comes from {_show(origin)}, which does not use this dead-letter queue:"
                 " give a destination (to)"
             )
         if self.default is not None:
@@ -186,12 +188,12 @@ class Route:
 def _show(origin: str) -> str:
     """Return the name of the queue that a message came from, by the ARN in the message.
 
-    If it is no valid ARN, return a constant text, because a sender could have written anything.
+    If the ARN is invalid, return a constant text, because a sender could have written anything.
     """
     try:
         return QueueArn.parse(origin).name
     except ValueError:
-        return "no queue of this account"
+        return "an unknown queue"
 
 
 @contextmanager
@@ -255,8 +257,9 @@ def find_route(queues: QueueFinder, source: str, *, to: str | None, force: bool)
         )
     if fixed is not None and fixed.arn == dlq.arn:
         raise RedriveRefused(f"Source and destination are the same queue: {dlq.name}.")
-    # Leave out the dead-letter queue if it is its own source: it would get its messages back. Leave
-    # out a source of the other type: SQS requires both queues to be standard or both to be FIFO.
+    # Leave out the dead-letter queue if it is its own source, because it would get its messages
+    # back. Leave out a FIFO source of a standard queue and the reverse, because SQS requires a
+    # queue and its dead-letter queue to be of the same type.
     fit = (q for q in sources if q.arn != dlq.arn and q.is_fifo == dlq.is_fifo)
     return Route(dlq, tuple(fit), fixed)
 
@@ -264,7 +267,7 @@ def find_route(queues: QueueFinder, source: str, *, to: str | None, force: bool)
 def _find_sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
     """Return the queues that have ``dlq`` as their dead-letter queue.
 
-    Raises if SQS refuses the call or does not answer, because then the redrive cannot know where
+    Raise if SQS refuses the call or does not answer, because then the redrive cannot know where
     messages may go. If a local SQS server does not have the call, the function reads the attributes
     of the queues in ``predefined_queues``, or of all queues if this setting is empty.
     """
@@ -291,8 +294,8 @@ def _make_source(queues: QueueFinder, url: str, dlq: QueueArn) -> Endpoint:
     SQS lists only queues in the account and Region of ``dlq``.
     """
     arn = dlq.sibling(queue_name(url))
-    # A predefined queue may have credentials of its own. Compare the ARN, because a predefined
-    # queue of the same name may be in another account or Region.
+    # A predefined queue may have credentials of its own, so prefer its ``Calls``. Compare the ARN,
+    # because a predefined queue of the same name may be in another account or Region.
     predefined = _read_all(_find_predefined(queues, arn.name))
     return predefined.get(arn) or Endpoint(arn, queues.calls(url))
 

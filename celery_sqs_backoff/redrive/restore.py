@@ -1,9 +1,10 @@
 """Put the messages of an archive back on their dead-letter queue, each once.
 
-A redrive has written the archive (option ``dump``). A restore does not change it. The journal
-records which messages were put back. Each message carries its ID in the archive as an attribute. If
-SQS's answer to a send is lost, the message is *in doubt*. Then the restore looks for this ID on the
-queue before it sends the message again.
+A redrive (option ``dump``) or a peek (option ``copy``) has written the archive. A restore does not
+change it. The journal records which messages were put back. The restore sends each message with an
+attribute, which holds the ID that the message has in the archive. If SQS's answer to a send is
+lost, the message is *in doubt*. Then the restore looks for this ID on the queue before it sends the
+message again.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Restore:
 
     Arguments:
         route: its source is the dead-letter queue.
-        options: the restore uses only ``include_unknown``. If it is true, a message in doubt is
-            also sent again if it is not sure that the message is absent from the queue.
+        options: the restore uses only ``include_unknown``. If it is true, the restore sends a
+            message in doubt again even if the message may already be on the queue.
         archive: the file to read.
         journal: names the messages that earlier restores have put back or left in doubt.
         on_event: is called with one event at a time.
@@ -105,7 +106,7 @@ class Restore:
         for message in self._read():
             if (source := message.message.get("Source")) != str(self._queue.arn):
                 raise RedriveRefused(
-                    f"Archive {self._archive} is of {source or 'no queue'}, not of"
+                    f"Archive {self._archive} belongs to {source or 'no queue'}, not to"
                     f" {self._queue.arn}."
                 )
             count += 1
@@ -127,8 +128,9 @@ class Restore:
     def _settle_doubts(self) -> None:
         """Look on the queue for messages in doubt.
 
-        A message that is on the queue counts as sent. Another message will be sent again if it is
-        surely absent, or with ``include_unknown``.
+        A message that is on the queue counts as sent. Any other message in doubt will be sent again
+        if it is surely absent, or with ``include_unknown``. It is surely absent if the peek has
+        received all messages of the queue, and if the message has room for its ID as an attribute.
         """
         ledger, doubted = self._ledger, set(self._ledger.doubted)
         if not doubted or must_end(ledger, self._halt):
@@ -175,7 +177,8 @@ def _make_entry(message: DlqMessage) -> dict[str, Any]:
     """Return the entry for SendMessageBatch, with the ID in the archive as an attribute.
 
     The ID is left out if it does not fit into SQS's limits. If SQS itself had moved the message to
-    the dead-letter queue, the dead-letter record is left out, because it is not about this move.
+    the dead-letter queue, the dead-letter record is left out, because the record is not about this
+    move.
     """
     own: Mapping[str, Mapping[str, Any]] = message.message.get("MessageAttributes") or {}
     names = own.keys() - {RESTORED_ATTRIBUTE}

@@ -6,8 +6,8 @@ at as many messages as were in the source at its start. If a task fails again, i
 back to the source during the run. Such a message does not count towards this number.
 
 A message passes these modules: ``sweep`` receives it, ``ledger`` keeps its state, ``triage``
-decides whether to send it, ``sender`` sends and deletes it, ``files`` records both in case the run
-is killed, and ``events`` reports to the caller.
+decides whether to send it, ``sender`` sends and deletes it, ``files`` records the send and the
+delete in case the run is killed, and ``events`` reports to the caller.
 """
 
 from __future__ import annotations
@@ -40,22 +40,24 @@ from .sweep import MAX_THREADS, Sweep
 from .throttle import Throttle
 from .triage import EXPIRED, NOT_SELECTED, Action, Disposition, triage
 
-#: Seconds for which a receive hides a message: its *hold*. With a filter, most messages stay in the
-#: source, and are hidden until the end of the run. A longer hold needs fewer calls that renew it.
+#: Seconds for which a receive hides a message: its *hold*. The second number is for options that
+#: select messages. Then most messages stay in the source, and the run hides them until its end. A
+#: longer hold needs fewer calls that renew it.
 HOLD_SECONDS, FILTER_HOLD_SECONDS = 30, 300
 
-#: With a rate, the run receives a message at most this number of seconds before it sends it.
+#: With a rate, the run receives a message at most this number of seconds before the send.
 _AHEAD_SECONDS = 5.0
 
-#: The run stops when this number of messages have come back, if they are at least this share of the
-#: sent messages.
+#: The run stops when at least this number of messages have come back to the source, and when they
+#: are at least this share of the sent messages.
 _RETURNED, _RETURNED_SHARE = 10, 0.1
 
-#: SQS's count of messages in flight is approximate, so this share of the quota counts as full.
+#: SQS's quota of messages in flight is approximate. So a queue counts as full if this run hides at
+#: least this share of the quota.
 _QUOTA_SHARE = 0.95
 
-#: After this number of seconds, a killed run hides no message any more. It hides them for up to 15
-#: minutes, and SQS's counts are a minute late.
+#: A killed run hides its messages for up to 15 minutes more, and SQS's counts are a minute late. So
+#: after this number of seconds, SQS shows and counts all messages of a killed run.
 _LONGEST_HIDDEN_SECONDS = 960
 
 
@@ -115,7 +117,8 @@ class RedriveRun:
         """Redrive the messages, and return the report.
 
         Raises:
-            RedriveUnreachable: SQS did not answer the first call.
+            RedriveRefused: the dead-letter queue does not exist any more.
+            RedriveUnreachable: SQS did not answer the first call, or denied it.
         """
         self._messages = self._source.depth()
         return carry_out(self._work, self.ledger, self._halt, messages=self._messages)
@@ -129,7 +132,7 @@ class RedriveRun:
         self._settle()
         if hidden := self._sweep.give_all_back():
             self._halt.detail = self._halt.detail or (
-                f"{hidden} messages that were left stay hidden for up to 15 minutes:"
+                f"{hidden} messages that stay in the queue are hidden for up to 15 minutes:"
                 " ChangeMessageVisibilityBatch failed"
             )
         self._sweep.must_end()
@@ -166,7 +169,7 @@ class RedriveRun:
     def _threads(self) -> int:
         """Return how many threads the messages and the rate need.
 
-        It is 1 for a FIFO queue, to keep the order of messages.
+        The number is 1 for a FIFO queue, to keep the order of messages.
         """
         default, options = self._route.default, self._options
         if self._source.is_fifo or (default is not None and default.is_fifo):
@@ -180,8 +183,9 @@ class RedriveRun:
     def _claim(self) -> int | None:
         """Return how many messages the next receive may return, and reserve places for them.
 
-        With a rate, it is at most the number of messages that may be sent in 5 s, unless the
-        options select messages. 0 = wait. ``None`` = receive no more messages.
+        ``Ledger.claim`` describes places. If a rate is set and the options do not select messages,
+        the number is at most the number of messages that may be sent in 5 s (and at least 1). 0 =
+        wait and ask again. ``None`` = stop receiving.
         """
         ledger, limit = self.ledger, self._options.limit
         now, most = self._halt.clock(), MAX_BATCH_ENTRIES
@@ -248,7 +252,7 @@ class RedriveRun:
             action, reason = disposition.action, disposition.reason
             # On a FIFO queue, no message may overtake an earlier message of its group that stays.
             if self._source.is_fifo and action is Action.SEND and message.group_id in groups:
-                action, reason = Action.FAIL, "an earlier message of its group was left"
+                action, reason = Action.FAIL, "an earlier message of its group stays"
             if action in (Action.SEND, Action.DROP):
                 chosen.append((message, disposition))
                 continue
@@ -263,8 +267,8 @@ class RedriveRun:
     def _is_in_doubt(self, message: DlqMessage, now: float) -> bool:
         """Return whether a message may have been sent, so that a second send may be a duplicate.
 
-        Return False for a FIFO queue within five minutes of the first send: the queue discards a
-        second send, because it has the same deduplication ID.
+        Return False for a FIFO queue within five minutes of the first send. The queue then discards
+        a second send, because the second send has the same deduplication ID.
         """
         at = self.ledger.find_doubt(message)
         return at is not None and not (self._source.is_fifo and now - at < DEDUPLICATION_SECONDS)
@@ -272,7 +276,7 @@ class RedriveRun:
     def _stop_if_returned(self) -> None:
         returned, sent = self.ledger.left[Action.CAME_BACK], self.ledger.sent
         if returned >= max(_RETURNED, _RETURNED_SHARE * sent):
-            self._halt(Ended.GATE, f"{returned} of {sent} messages came back")
+            self._halt(Ended.GATE, f"{returned} of {sent} sent messages came back")
 
     def _every_second(self) -> None:
         self._gate.watch(self._halt.clock())
@@ -314,7 +318,7 @@ class RedriveRun:
             )
         if self._source.is_fifo and any(self.ledger.left.values()):
             return (
-                "on a FIFO queue they wait behind a message of their group that was left. Send or"
+                "on a FIFO queue they wait behind a message of their group that stays. Send or"
                 " delete that message first"
             )
         return (

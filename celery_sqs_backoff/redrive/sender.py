@@ -40,8 +40,8 @@ DEDUPLICATION_SECONDS = 300
 #: The run stops if SQS has failed to delete more messages than this.
 _MOST_UNDELETED = 100
 
-#: The run stops after this number of sends in a row that SQS did not answer. Their messages stay in
-#: doubt.
+#: The run stops after this number of sends in a row that SQS did not answer. The messages of these
+#: sends stay in doubt.
 _MOST_UNANSWERED = 2
 
 
@@ -69,8 +69,9 @@ class Sender:
         self._ledger, self._halt, self._throttle = ledger, halt, throttle
         self._options, self.run_id = options, uuid4().hex[:12]
         self.held_groups: set[str | None] = set()
-        # Until SQS has deleted a message, the threads send one batch at a time. If SQS denies the
-        # delete, the run ends. So only one batch is sent without a delete, and can be sent twice.
+        # Until SQS has confirmed the first delete of the run, the threads send one batch at a time.
+        # If SQS denies this delete, the run ends. So at most one batch is sent but not deleted, and
+        # a later run can send only this batch a second time.
         self._first = threading.Lock()
         self._deletes_work = False
         self._undeleted: set[str] = set()
@@ -89,7 +90,7 @@ class Sender:
                 return
             group = batch[0][0].group_id
             if to.is_fifo and group in self.held_groups:
-                self._fail(to, [batch[0][0]], "an earlier message of its group was left")
+                self._fail(to, [batch[0][0]], "an earlier message of its group stays")
             elif not self._send_in_turn(to, batch) and to.is_fifo:
                 # SQS no longer hid the message, so the run did not send it and receives it again.
                 # Release the later messages of its group, too, so that they are sent after it.
@@ -148,7 +149,8 @@ class Sender:
     def _send(self, to: Endpoint, batch: Sequence[Outgoing]) -> bool:
         """Try until each message is sent, failed or in doubt.
 
-        Return False if SQS no longer hid one of them, because another run may have received it.
+        Return False if SQS no longer hid a message of the batch long enough. Such a message is not
+        sent, because another run may receive it.
         """
         left, none_lost = list(batch), True
         for attempt in range(1, TRIES + 1):
@@ -168,7 +170,8 @@ class Sender:
             self._note(to, sent, failed, began)
             closed = [(e, f) for e, f in failed if f.kind in CLOSED and not f.may_have_been_done]
             refused = [x for x in failed if not x[1].is_transient and x not in closed]
-            if len(refused) == len(batch) > 1:  # because of one message, SQS may refuse the batch
+            # SQS may refuse the whole batch because of one message, so send each message alone.
+            if len(refused) == len(batch) > 1:
                 for entry, _ in refused:
                     none_lost &= self._send(to, [entry])
                 return none_lost
@@ -224,11 +227,11 @@ class Sender:
             self._ledger.name_doubted(messages)
         self._fail(to, messages, why)
         if failure.kind in CLOSED - {Kind.LOCAL} and to is not self._default:
-            return  # only messages that came from this queue go to it: send all other messages
+            return  # messages that came from other queues go elsewhere, so the run continues
         self._halt(Ended.UNREACHABLE, why)
 
     def drop(self, messages: Sequence[DlqMessage]) -> None:
-        """Delete messages without sending them. A message that SQS does not delete is failed."""
+        """Delete messages without sending them. Mark a message as failed if SQS keeps it."""
         ours = self._ledger.still_ours(messages)
         undeleted = self.delete({message.id: message.handle for message in ours})
         why = "SQS did not delete it"

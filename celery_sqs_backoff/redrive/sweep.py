@@ -1,6 +1,6 @@
 """Receive each message of a queue once, with several threads, and keep it hidden until the end.
 
-A redrive and a peek both use such a *sweep*. Each gives it a function that handles the messages.
+This is a *sweep*. A redrive and a peek each give the sweep a function that handles the messages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KNOWN_SHARE = 1 / 50
 _LEFT_SECONDS = 900
 
 #: A hold is renewed when it ends within this number of seconds, or within half of a hold if that is
-#: less.
+#: less (15 s for a hold of 30 s).
 _RENEW_SECONDS = 60.0
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class Sweep:
         self._empty_polls = 0.0
 
     def run(self, threads: int) -> None:
-        """Receive and handle messages in some threads until the sweep is over."""
+        """Receive and handle messages in ``threads`` threads until the sweep is over."""
         workers = [
             threading.Thread(target=self.work, name=f"redrive-{i}", daemon=True)
             for i in range(threads)
@@ -131,7 +131,10 @@ class Sweep:
                 self.patient_until = max(self.patient_until, until + 1)
 
     def give_back(self, handles: Iterable[str]) -> int:
-        """Make SQS show messages to all consumers. Return for how many of them this failed."""
+        """Make SQS show messages to all consumers. Return for how many of them this failed.
+
+        A stale receipt handle is no failure, because the run no longer hides its message.
+        """
         results = _call_in_parallel(lambda batch: self.source.hide(batch, 0), list(handles))
         failures = [failure for batch in results for failure in batch if failure is not None]
         return sum(failure.kind is not Kind.STALE_HANDLE for failure in failures)
@@ -153,7 +156,8 @@ class Sweep:
                 if ours or sent:
                     self._empty_polls = 0.0
                 else:
-                    # Messages of an earlier receive do not show that the queue has no new messages.
+                    # If all messages are known from an earlier receive, the queue may still have
+                    # new messages. So this counts much less than an empty poll.
                     self._empty_polls += _KNOWN_SHARE if found else 1
                 is_dry = (
                     self._empty_polls >= _EMPTY_POLLS and self.halt.clock() >= self.patient_until

@@ -1,10 +1,10 @@
 """Limit the rate of a redrive, counted in messages and not in batches.
 
-Each message has a time slot, ``1/rate`` seconds after the slot before it. A batch is sent at the
-slot of its last message. A thread that is late may still use a slot that is half a slot old. Older
-slots expire unused. So within one second the redrive sends at most ``rate + 1`` messages, or one
-message less than two batches if that is more. Because calls take different times, a few more
-messages may arrive at SQS within one second.
+Each message has a *slot*, the time at which it may be sent. Slots are ``1/rate`` seconds apart. A
+batch is sent at the slot of its last message. A thread may still use a slot if it is late by at
+most half of ``1/rate``. Older slots expire unused. So within one second the redrive sends at most
+``rate`` messages and one batch more, for example 101 at 100/s and 810 at 800/s. Because calls take
+different times, a few more messages may arrive at SQS within one second.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 #: A ramp starts at this share of the rate.
 RAMP_FROM = 0.1
 
-#: A thread may be late by this share of a slot without losing the slot.
+#: A thread may be late by this share of the time between two slots without losing its slot.
 _TOLERANCE = 0.5
 
 #: The share of a second's messages that may go in one batch.
@@ -24,7 +24,7 @@ _LARGEST_BATCH = 10
 
 
 class Throttle:
-    """Hands out slots. Safe for threads. Times are seconds of one monotonic clock.
+    """Hands out slots. Safe for threads. Times are seconds of the run's clock.
 
     Arguments:
         rate: messages per second; ``None`` = no limit.

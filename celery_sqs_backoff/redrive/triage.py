@@ -1,4 +1,7 @@
-"""Decide how a redrive treats a message. Redrives, dry runs and peeks call this pure function."""
+"""Decide how a redrive treats a message.
+
+Redrives, dry runs and peeks call the pure function ``triage``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ class Action(Enum):
     """How a redrive treats a message."""
 
     SEND = "send"
-    #: Delete it without sending it (option ``delete``).
+    #: Delete the message without sending it (option ``delete``).
     DROP = "drop"
     # Each of the following actions leaves the message in the source.
     SKIP = "skipped"

@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 #: While a provider is down, its messages are hidden without a run. Each message gets a last run
 #: shortly before its ``retry_for`` ends: a minute before the end, or a tenth of ``retry_for`` if
-#: this is shorter. SQS shows a message a little late, and the worker may be busy.
+#: that is shorter. The reason is that SQS shows a message a little late, and that the worker may be
+#: busy.
 LAST_RUN_SECONDS, LAST_RUN_SHARE = 60.0, 0.1
 
 
@@ -50,13 +51,13 @@ class GiveUpReason(str, Enum):
 class Standing:
     """How much of its budgets a message has used so far."""
 
-    #: The message had at most this many runs before this one. The number comes from its receives,
-    #: and not every receive leads to a run.
+    #: The message had at most this many runs before the current run. The number comes from its
+    #: receives, and not every receive leads to a run.
     retries: int = 0
     #: Seconds since SQS first delivered the message at or after its ETA.
     elapsed: float = 0.0
-    #: The queue's ``maxReceiveCount`` allows no further receive. Instead, SQS would move the
-    #: message to the dead-letter queue, without a reason on it.
+    #: The queue's ``maxReceiveCount`` allows no further receive. At the next receive, SQS would
+    #: move the message to the dead-letter queue, without a reason on it.
     is_last_receive: bool = False
     #: SQS has delivered the message more often than the queue's ``maxReceiveCount`` allows.
     is_overdue: bool = False
@@ -67,13 +68,13 @@ class Standing:
 def find_reason(
     standing: Standing, *, max_retries: int | None, retry_for: float | None, delay: float
 ) -> GiveUpReason | None:
-    """Return which budget allows no further retry, or ``None`` if all allow one.
+    """Return which budget allows no further retry, or ``None`` if all budgets allow it.
 
     Arguments:
-        standing: the message's use of its budgets, including the run that has just failed.
+        standing: the message's use of its budgets when its run has just failed.
         max_retries: most retries; ``None`` = no limit.
-        retry_for: seconds after which no retry may begin; ``None`` = no limit. If the next retry
-            would begin later, the message is given up now.
+        retry_for: seconds of ``standing.elapsed`` after which no retry may begin; ``None`` = no
+            limit. If the next retry would begin later, the message is given up now.
         delay: seconds until the retry would begin.
     """
     if max_retries is not None and standing.retries >= max_retries:
@@ -100,13 +101,14 @@ def find_reason_before_run(
 
     Not every receive leads to a run. For example, a worker that stops gives messages back without a
     run. So a message that may never have run gets a run, even after ``retry_for`` or with too many
-    receives. The message counts as run if one of its runs is known to have crashed. For
-    ``retry_for`` it also counts as run if it was received at least ``crash_budget`` times before.
+    receives. A known crash shows that the message has run. For ``retry_for``, the message also
+    counts as run if ``standing.retries`` is at least ``crash_budget``.
 
     Arguments:
-        standing: the use of its budgets by the message that was just received.
+        standing: the message's use of its budgets when the worker has just received it.
         max_retries, retry_for: as for :func:`find_reason`.
-        crashes: number of runs that are known to have crashed, such as with their process.
+        crashes: number of runs that are known to have crashed, for example because their process
+            was killed.
         crash_budget: the number of crashes at which the message is given up.
     """
     if crashes >= crash_budget:

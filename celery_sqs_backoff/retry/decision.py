@@ -3,8 +3,9 @@
 To settle a message, the worker deletes it, hides it until a retry, sends it to the dead-letter
 queue, or gives it back, so that any worker can receive it. If the task fails, the process that ran
 it decides (:func:`decide_failure`) and reports its decision. The worker's main process then makes
-the final decision (:func:`decide`), before Celery's own code there handles the end of the run. So a
-later failure, such as that of a result backend or a user's hook, cannot change the decision.
+the final decision (:func:`decide`). It does so before Celery's own code in the main process handles
+the end of the run. So a later failure, for example of a result backend or a user's hook, cannot
+change the decision.
 
 =================  ===========================================  ================================
 how the run ended  without a decision                           with a decision of its process
@@ -26,7 +27,7 @@ refused            no run: a budget was used up before          dead letter
 not started        give back: this receive was no attempt
 =================  ===========================================  ================================
 
-A dead letter is a delete if the task or the queue has no place for dead letters.
+If the task or the queue keeps no dead letters, the worker deletes the message instead.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class End(Enum):
         fate: how the message is settled if the task's process has reported no decision.
         reason: why the message is given up, or ``None``. After a crash it is given up for this
             reason only when ``crash_budget`` is used up.
-        is_run: whether the task had begun, and the worker did not cancel it.
+        is_run: whether the worker reports the run's outcome. False if the task did not begin, or if
+            the worker or a revoke ended the run.
         is_success: whether the task returned or raised ``Ignore``.
         is_crash: whether the end counts against ``crash_budget``.
     """
@@ -76,7 +78,7 @@ class End(Enum):
     #: The task raised a ``MemoryError``, or an exception that is no subclass of ``Exception``. It
     #: may have done a part of its work.
     ABORTED = "aborted", _Fate.COME_BACK, GiveUpReason.ABORTED
-    #: The worker ended the run itself: a cold shutdown, or a lost connection.
+    #: The worker itself ended the run, at a cold shutdown or after a lost connection.
     CANCELLED = "cancelled", _Fate.GIVE_BACK, None, False
     REVOKED = "revoked", _Fate.DELETE, None, False
     REFUSED = "refused", _Fate.GIVE_UP, GiveUpReason.NOT_RETRYABLE, False
@@ -101,7 +103,7 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete the message. If it is given up, ``reason`` and ``outcome`` are set."""
+    """Delete the message. ``reason`` and ``outcome`` are set only if the message is given up."""
 
     reason: GiveUpReason | None = None
     outcome: Outcome | None = None
@@ -115,7 +117,8 @@ class Hide:
     outcome: Outcome = Outcome.RETRYABLE
     #: The part of ``seconds`` that the provider asked for, or ``None`` if it did not ask.
     retry_after: float | None = None
-    #: Whether the task set the delay by ``countdown`` or ``eta``. The worker never shortens that.
+    #: Whether the task set the delay by ``countdown`` or ``eta``. The worker never shortens such a
+    #: delay.
     is_named: bool = False
 
 
@@ -183,7 +186,7 @@ class Facts:
     keeps_dead_letters: bool = True
 
 
-#: For ends about which :func:`decide` needs no facts. See :func:`needs_facts`.
+#: Placeholder for ends about which :func:`decide` needs no facts. See :func:`needs_facts`.
 NO_FACTS: Final = Facts(standing=Standing(), max_retries=None, retry_for=None, crash_budget=1)
 
 
@@ -213,7 +216,8 @@ def decide_failure(
 def needs_facts(ended: RunEnd) -> bool:
     """Return whether :func:`decide` needs :class:`Facts` about this end.
 
-    For most ends, such as a success, it needs none, and it takes time to look them up.
+    For most ends, such as a success, ``decide`` needs no facts, and the caller saves the time to
+    look them up.
     """
     is_plain = ended.end.fate is _Fate.DELETE or ended.end is End.NOT_STARTED
     return ended.decision is not None or not is_plain

@@ -25,7 +25,8 @@ _APP_WIDE_ONLY = (
 DEAD_LETTER = "dead-letter"
 FAIL = "fail"
 
-#: Parts of the exception in a dead-letter record. ``full`` is type, message and traceback.
+#: How much of the exception is in a dead-letter record. ``full`` is type, message and traceback.
+#: ``type`` is only the type.
 FULL = "full"
 TYPE_ONLY = "type"
 
@@ -62,7 +63,8 @@ class Options:
     park_above: float | None = 0.8
     record_detail: str = FULL
     redact: Callable[[str], str] | None = None
-    #: A ``Provider``, its name, or ``None``. ``Any``, because ``retry`` must not import that class.
+    #: A ``Provider``, its name, or ``None``. The annotation is ``Any``, because the package
+    #: ``retry`` must not import that class.
     provider: Any = None
 
     def __post_init__(self) -> None:
@@ -202,7 +204,7 @@ def _classifiers(value: Any) -> tuple[Classifier, ...]:
 def _takes_one_argument(function: Callable[..., object]) -> bool:
     """Return whether a function can be called with one exception, as a classifier is.
 
-    False for ``requests_errors``, which a user may pass instead of ``requests_errors()``.
+    False for ``requests_errors``, which a user may pass by mistake for ``requests_errors()``.
     """
     try:
         signature(function).bind(Exception())
@@ -247,7 +249,8 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-#: Keywords of ``@app.task`` that are Celery's, although ``celery.Task`` has no such attributes.
+#: Keywords of ``@app.task`` that belong to Celery, although ``celery.Task`` has no attributes of
+#: these names.
 AUTORETRY_OPTIONS = (
     "autoretry_for",
     "dont_autoretry_for",
@@ -261,11 +264,11 @@ AUTORETRY_OPTIONS = (
 def options_from_autoretry(task: Any) -> dict[str, Any]:
     """Return the options that replace Celery's ``autoretry_for`` and ``retry_...`` on a task.
 
-    The result is empty without ``autoretry_for``. The delays are the same as in Celery. With
-    ``retry_backoff`` the first delay is that number of seconds (``True`` = 1). It doubles up to
-    ``retry_backoff_max`` (default 600), with full jitter unless ``retry_jitter`` is false. Without
-    ``retry_backoff``, each delay is the ``countdown`` in ``retry_kwargs`` or, if that is missing,
-    ``default_retry_delay`` (180 seconds).
+    The result is empty without ``autoretry_for``. The delays are the same as in Celery. The option
+    ``retry_backoff`` is the first ceiling of the delay in seconds (``True`` = 1). The ceiling
+    doubles up to ``retry_backoff_max`` (default 600). The delay is drawn with full jitter, unless
+    ``retry_jitter`` is false. Without ``retry_backoff``, each delay is the ``countdown`` in
+    ``retry_kwargs``. Without this ``countdown``, it is ``default_retry_delay`` (180 seconds).
     """
     autoretry_for = tuple(getattr(task, "autoretry_for", ()))
     if not autoretry_for:

@@ -50,7 +50,7 @@ class Verdict:
             this long, plus jitter. Ignored if the failure is not retried. ``None`` (default) = the
             provider did not ask.
         safe_to_repeat: ``True`` = retry an UNKNOWN failure, without an undo and without releasing
-            the task's guard. If no retry succeeds, the dead-letter record says UNKNOWN. Default
+            the task's ``Guard``. If no retry succeeds, the dead-letter record says UNKNOWN. Default
             ``False``. Ignored for the other outcomes, which already decide whether to retry.
 
     Raises:
@@ -90,7 +90,7 @@ class Verdict:
     def nothing_was_processed(self) -> bool:
         """Whether it is certain that the call was not processed.
 
-        Then ``on_not_processed`` may be called, and the task's guard may be released.
+        Then ``on_not_processed`` may be called, and the task's ``Guard`` may be released.
         """
         return self.outcome is not Outcome.UNKNOWN
 
@@ -185,12 +185,12 @@ def judge(
     4. ``retry_on``: RETRYABLE for these classes and their subclasses.
 
     If a classifier raises, or returns anything but an ``Outcome``, a ``Verdict`` or ``None``, this
-    function logs ``sqs_backoff.classifier_broken`` and asks the next rule. So a bug in a classifier
-    can prevent a retry, but never cause one.
+    function logs ``sqs_backoff.classifier_broken`` and asks the next rule. So a broken
+    classifier never causes a retry by itself. A later rule may still cause a retry.
 
-    Rules 3 and 4 look only at the exception itself, not at its ``__cause__`` or ``__context__``. A
-    retryable error that is wrapped in another exception may have happened after the work was done.
-    A classifier may look at the wrapped error.
+    Rules 3 and 4 look only at the exception itself, not at its ``__cause__`` or ``__context__``.
+    The reason is that a wrapped error may have happened after the work was done. A classifier may
+    look at the wrapped error.
 
     Arguments:
         task: the task's name, for the log line.

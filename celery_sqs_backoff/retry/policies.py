@@ -39,13 +39,13 @@ class Policy(ABC):
         return self.ceiling(attempt)
 
     def delay_for(self, message_id: str, attempt: int, rng: RandomSource = random) -> float:
-        """Draw the delay in seconds for one message. Only ``DecorrelatedJitter`` uses its ID."""
+        """Draw the delay in seconds for one message. Only ``DecorrelatedJitter`` uses the ID."""
         return self.delay(attempt, rng)
 
 
 @dataclass(frozen=True, init=False)
 class _Growing(Policy):
-    """A policy with delays that grow from ``base`` to ``cap``, both kept as float seconds."""
+    """A policy with delays that grow from ``base`` to ``cap``. Both are kept as float seconds."""
 
     base: float
     cap: float
@@ -138,9 +138,10 @@ class DecorrelatedJitter(_Growing):
     """Draws each delay from the one before, up to three times as long.
 
     Delay number n is ``d[n] = min(cap, uniform(base, 3 * d[n - 1]))``, and ``d[0]`` is ``base``. By
-    default it lies between 2 and 6, 18, 54, ... 1458, 3600 seconds. A draw above the cap becomes
-    exactly ``cap``. So of many messages that have failed for a long time, about a quarter wait
-    exactly ``cap`` and come back together. ``FullJitter`` has no such peak.
+    default, no delay is below 2 seconds, and the highest possible delays are 6, 18, 54, ... 1458,
+    3600, 3600 seconds. A draw above the cap becomes exactly ``cap``. So of many messages that have
+    failed for a long time, about a quarter wait exactly ``cap`` and come back together.
+    ``FullJitter`` has no such peak.
 
     No state is stored between attempts. The message's ID seeds its chain of draws. Each attempt
     draws the chain again from the start, up to its own delay, so every worker gets the same delay.
@@ -166,12 +167,12 @@ class DecorrelatedJitter(_Growing):
         delay = self.base
         for _ in range(attempt):
             delay = min(self.cap, rng.uniform(self.base, 3 * delay))
-        return min(ceiling, delay)  # rounding may carry the highest draws past it
+        return min(ceiling, delay)  # rounding may carry the highest draws above the ceiling
 
     def delay_for(self, message_id: str, attempt: int, rng: RandomSource = random) -> float:
         """Return delay number ``attempt`` of the message's own chain, in seconds.
 
-        ``rng`` is not used. The same id and attempt give the same delay in every process.
+        ``rng`` is not used. The same ID and attempt give the same delay in every process.
         """
         # random.Random hashes a str seed with SHA-512, not with the per-process hash().
         return self.delay(attempt, random.Random(message_id))
@@ -182,16 +183,16 @@ class Schedule(Policy):
     """Takes the delays from a list. After the end of the list, its last delay repeats.
 
     ``Schedule([1, 5, timedelta(minutes=1)])`` gives 1, 5, 60, 60, ... seconds. The values may stand
-    in any order. The schedule adds no jitter and no cap, and its end does not end the retries. Only
-    ``max_retries`` and ``retry_for`` do.
+    in any order. The schedule adds no jitter and no cap. The end of the list does not end the
+    retries. For that, set ``max_retries`` or ``retry_for``.
 
     Arguments:
-        delays: seconds or timedeltas, each from 0 up, at least one. Kept as a tuple of float
-            seconds.
+        delays: at least one delay, each in seconds or as a timedelta, from 0 up. Kept as a tuple of
+            float seconds.
 
     Raises:
-        TypeError: ``delays`` is not a list, or one of them is not a number or a timedelta.
-        ValueError: ``delays`` is empty, or one of them is negative, infinite or NaN.
+        TypeError: ``delays`` is not a list, or a delay is not a number or a timedelta.
+        ValueError: ``delays`` is empty, or a delay is negative, infinite or NaN.
     """
 
     delays: tuple[float, ...]
@@ -209,7 +210,7 @@ class Schedule(Policy):
 
 
 def to_seconds(name: str, value: object, *, may_be_zero: bool = True) -> float:
-    """Return seconds or a timedelta as float seconds. An error names the value ``name``.
+    """Convert seconds or a timedelta to float seconds. Error messages call the value ``name``.
 
     Raises:
         TypeError: ``value`` is not a number or a timedelta. A bool is not a number here.
@@ -222,7 +223,7 @@ def to_seconds(name: str, value: object, *, may_be_zero: bool = True) -> float:
         raise TypeError(refusal)
     try:
         seconds = float(number)
-    except OverflowError:  # an int that no float can hold
+    except OverflowError:  # an int that is too large for a float
         seconds = math.inf
     if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not may_be_zero):
         raise ValueError(refusal)

@@ -1,16 +1,20 @@
-"""Keep steps in records of the store, with one record for each workflow.
+"""Record the steps of tasks in the store, so that a later run skips the steps that are done.
 
-Steps outside a workflow have one record for each message, or for each ``scope=``.
+Each workflow has one record, which holds its steps. Steps outside a workflow have one record for
+each message, or for each ``scope=``. These are the states of a workflow and of a step::
 
-::
+    workflow   open --its message is given up--> closing --all steps are undone--> closed
+    step       begun --its result is recorded--> confirm --its confirm task is sent--> done
 
-    workflow   open --message is given up--> closing --all steps are undone--> closed
-    step       begun --done, and recorded--> confirm --its confirm task is sent--> done
+A step without a confirm task goes from begun to done.
 
-Only the holder of a workflow's lock writes the workflow's record. Each write succeeds only if the
-record is unchanged since it was read, so a run that has lost the lock fails at its next write. The
-message that last began a step owns the workflow. When the worker gives that message up, the steps
-are undone.
+Only the run that holds a workflow's lock may write the workflow's record. But a lock ends with its
+lease, even if its holder is still running. So each write succeeds only if the record is unchanged
+since the run read it. The next run changes the record when it enters the workflow, and then any
+write of the earlier run fails.
+
+The message that last began a step owns the workflow. When the worker gives that message up (it is
+not retried any more), the steps are undone.
 """
 
 from __future__ import annotations
@@ -37,7 +41,8 @@ from .run import RunState
 OPEN, CLOSING, CLOSED = "open", "closing", "closed"
 BEGUN, CONFIRM, DONE = "begun", "confirm", "done"
 
-#: Limits that keep a record under 400 KB, the largest item of DynamoDB.
+#: Most steps in a record, characters in a step's name, and messages that a record lists as having
+#: entered. A record must stay under 400 KB, the largest item that DynamoDB stores.
 _MAX_STEPS, _MAX_NAME_CHARACTERS, _MAX_ENTERED = 200, 200, 50
 
 Change = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -49,11 +54,12 @@ class Document:
     Arguments:
         kind: ``"scope"`` for a workflow, ``"steps"`` for steps outside a workflow.
         name: name of the workflow, or of the message or scope that owns the steps.
-        state: facts about the run. ``step`` adds its step to them.
+        state: facts about the run. ``step`` adds the name of its step to them, and whether the
+            step may have had an effect. ``None`` = new facts.
         message: digest of the message that enters the workflow. From its first step on, this
             message owns the workflow. ``None`` = the owner does not change.
         is_certain: returns whether an exception proves that the step had no effect.
-        before: is called before each step begins.
+        before: called before each step begins.
     """
 
     def __init__(
@@ -85,8 +91,8 @@ class Document:
         """Write the fields that ``change`` returns, and return all fields of the record.
 
         Arguments:
-            change: gets all current fields and returns the fields to change. It may be called
-                again if another run wrote the record.
+            change: gets all current fields and returns the fields to change. Outside a workflow,
+                it is called again if another run has written the record first.
 
         Raises:
             LockLost: another run has written the record of this workflow.
@@ -103,10 +109,12 @@ class Document:
             self._record = None
 
     def enter(self) -> None:
-        """Record that a run has entered the workflow. The next write of an earlier run then fails.
+        """Record that this run has entered the workflow.
+
+        If an earlier run is still in the workflow, the next write of the earlier run fails.
 
         Raises:
-            Compensated: the steps were undone.
+            Compensated: the steps were undone, or are being undone.
         """
 
         def change(fields: dict[str, Any]) -> dict[str, Any]:
@@ -116,10 +124,13 @@ class Document:
             return {"entered": dict([*others[1 - _MAX_ENTERED :], *mine])}
 
         if self.update(change)["state"] != OPEN:
-            raise Compensated("the steps of this workflow have been undone")
+            raise Compensated("the steps of this workflow were undone, or are being undone")
 
     def end(self) -> None:
-        """Record that the ``with`` block ended without an exception, so no step is ever undone."""
+        """Record that the ``with`` block ended well, so that its steps are never undone.
+
+        It ends well without an exception, or with ``Ignore``, which ``self.replace()`` raises.
+        """
 
         def change(fields: dict[str, Any]) -> dict[str, Any]:
             kept = {name: step | {"undo": None} for name, step in fields["steps"].items()}
@@ -174,7 +185,9 @@ class Document:
                 " name of its own, such as f'release {funding.pk}'"
             )
         if iscoroutinefunction(fn):
-            raise TypeError(f"the step {name!r} has an async function, which a step does not await")
+            raise TypeError(
+                f"invalid function of the step {name!r}: expected one that is not async"
+            )
         check_signature("undo", undo)
         check_signature("confirm", confirm)
         refuse_open_transaction(
@@ -187,7 +200,7 @@ class Document:
         def change(fields: dict[str, Any]) -> dict[str, Any]:
             steps, old = fields["steps"], fields["steps"].get(name, {})
             if fields["state"] != OPEN:
-                raise Compensated("the steps of this workflow have been undone")
+                raise Compensated("the steps of this workflow were undone, or are being undone")
             if len(steps) >= _MAX_STEPS and not old:
                 raise ValueError(f"too many steps in one scope: expected at most {_MAX_STEPS}")
             begun = {
@@ -207,7 +220,8 @@ class Document:
         self, name: str, step: dict[str, Any], result: object, confirm: Signature | None
     ) -> dict[str, Any]:
         try:
-            loads(text := dumps(result))  # fails for dicts with "__type__", which kombu decodes
+            # Also decode the text. kombu may fail to decode {"__type__": ..., "__value__": ...}.
+            loads(text := dumps(result))
         except Exception as exc:  # JSON's hooks may raise any exception
             raise StepNotRecorded(
                 "The step was done, but its result is not JSON, so it is not recorded:"
@@ -218,11 +232,11 @@ class Document:
             return self._put(name, step | done)
         except LockLost:
             raise
-        except Exception as exc:  # also at a soft time limit, do not repeat the step
+        except Exception as exc:  # even a soft time limit must not lead to a second call of ``fn``
             raise StepNotRecorded("The step was done, but the store did not record it") from exc
 
     def _put(self, name: str, step: dict[str, Any]) -> dict[str, Any]:
-        """Write and return a step. If a concurrent run has recorded a result, return that step."""
+        """Write a step and return it. If a concurrent run recorded it first, return that record."""
 
         def change(fields: dict[str, Any]) -> dict[str, Any]:
             there = fields["steps"].get(name, {"state": BEGUN})
@@ -244,27 +258,29 @@ class Document:
         try:
             self.update(change)
         except SafeError:
-            # The record still says that the step may have had an effect. The caller raises the
-            # step's own error.
+            # The record still says that the step may have had an effect, so count the step as an
+            # effect. Do not raise this error, because the caller raises the step's own error.
             self._state.acts += 1
 
 
 def check_signature(option: str, signature: object) -> None:
-    """Refuse a signature that could not be recorded, or could not be sent with the step's result.
+    """Refuse a signature that a step cannot record, or cannot send with its result.
+
+    Also refuse an undo task that may end unnoticed: it expires, or has ``on_give_up="fail"``.
 
     Arguments:
-        option: name of the argument, for the error text.
+        option: name of the argument, ``"undo"`` or ``"confirm"``.
         signature: signature of one task, or ``None``.
 
     Raises:
-        TypeError: it is not the signature of one task, or its arguments are not JSON.
+        TypeError: the signature is refused.
     """
     if signature is None:
         return
     if not isinstance(signature, Signature) or signature.subtask_type is not None:
         raise TypeError(
             f"invalid {option}, a {type(signature).__name__}: expected the signature of one task,"
-            " which may start others, or None"
+            " which may start other tasks, or None"
         )
     task = None if signature.app is None else signature.app.tasks.get(signature.task)
     expires = signature.options.get("expires") or getattr(task, "expires", None)
@@ -291,7 +307,7 @@ def send(signature: Signature, result: object, what: str, **options: Any) -> Non
         what: ``"undo"`` or ``"confirm"``, followed by the step's ID.
 
     Raises:
-        NotDispatched: the broker did not accept the task.
+        NotDispatched: the task could not be sent.
     """
     task_id = str(uuid5(NAMESPACE, what))
     try:

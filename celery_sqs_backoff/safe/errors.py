@@ -1,13 +1,14 @@
-"""Errors of guards, steps, locks and workflows, with the verdict of each on the message.
+"""Errors of guards, steps, locks and workflows. Each says whether its task is retried.
 
 ::
 
     SafeError
-    ├── TryLater              the run cannot go on now; the task is retried without undo
+    ├── TryLater              the run cannot go on now; the task is retried
     │   ├── Busy              another run holds the lock
-    │   ├── StoreUnavailable
-    │   └── NotDispatched     a step's task could not be sent; the next run sends it
-    ├── Refused               another message passed the guard; this one ends without a failure
+    │   ├── StoreUnavailable  the store did not answer
+    │   │   └── StoreRefused  a permission, a table or a database is missing
+    │   └── NotDispatched     the confirm or undo task of a step could not be sent
+    ├── Refused               another message passed the guard; this message ends without a failure
     │   └── AlreadyDone       an earlier run of this message has succeeded
     ├── OtherInput            the step under this name was begun with other arguments
     ├── RecordRejected        this project did not write the record
@@ -15,13 +16,15 @@
     ├── HeldByItself          this run already holds the lock
     ├── StepNotRecorded       the step was done, but not recorded
     ├── NotUndone             a guard refused the undo task, so the step was not undone
-    ├── Compensated           the workflow's steps were undone
+    ├── Compensated           the workflow's steps were undone, or are being undone
     ├── StoreInTransaction    a Django transaction is open; its rollback would delete the record
-    └── OutsideRun            no message is running that could own the record
+    └── OutsideRun            the task runs without a message that could own the record
 
-Each error has a fixed verdict, which comes before ``classify`` and ``retry_on``. So
-``autoretry_for=(Exception,)`` does not turn "the step was done, but not recorded" into a retry.
-``TryLater`` is safe to repeat. All other errors are UNKNOWN and not retried.
+The task's ``classify`` and ``retry_on`` are not asked about these errors. For example,
+``autoretry_for=(Exception,)`` does not cause a retry after ``StepNotRecorded``, which would do the
+step again. All errors have the outcome UNKNOWN (the work may have been done), so
+``on_not_processed`` is not called. Only ``TryLater`` leads to a retry. The retry is safe, because
+finished steps are not done again.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ class Busy(TryLater):
     """Another run holds the lock.
 
     Arguments:
-        lease_left: seconds until the holder's lease ends. The retry does not wait longer.
+        lease_left: seconds until the lease of the lock's holder ends. The retry does not wait
+            longer than this. ``None`` (default) = not known.
     """
 
     def __init__(self, message: str = "", lease_left: float | None = None) -> None:
@@ -66,8 +70,9 @@ class Refused(SafeError, Answered):
 class AlreadyDone(Refused):
     """An earlier run of this message has succeeded.
 
-    ``has_result`` is false if its result could not be stored, because it was not JSON or too large.
-    If a chain, a callback or a chord then waits for the result, the message becomes a dead letter.
+    ``has_result`` is false if the result of that run is not recorded, for example because it was
+    not JSON or was too large. If a chain, a callback or a chord then waits for the result, the
+    message becomes a dead letter.
     """
 
     def __init__(self, result: Any, *, has_result: bool) -> None:
@@ -101,8 +106,8 @@ class NotUndone(SafeError):
 
 
 class Compensated(SafeError):
-    """The workflow's steps have been undone, so it cannot go on."""
+    """The workflow's steps were undone or are being undone, so the workflow cannot go on."""
 
 
 class OutsideRun(SafeError):
-    """No message of this task is running and no ``scope`` is given, so a record has no owner."""
+    """The task runs without a message, and no ``scope`` is given, so a record has no owner."""

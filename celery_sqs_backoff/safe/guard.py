@@ -1,11 +1,12 @@
-"""Let one message per key and window run, however often it is delivered, and refuse all others.
+"""Let one message per key run within a time window, however often SQS delivers the message.
 
-::
+Other messages with this key are refused until the window ends. A record in the store names the
+message that has passed the guard::
 
     (no record) --enter--> begun --finish--> done
          ^----release-----/
 
-If an earlier run of the same message has made the record, the run marks it as shared. No run
+If a run finds a record of an earlier run of the same message, it marks the record as shared. No run
 deletes a shared record, because the earlier run may have done the work.
 """
 
@@ -32,14 +33,14 @@ _MAX_RESULT_CHARACTERS = 64 * 1024
 
 @dataclass
 class Passage:
-    """The record of a guard that a run has passed, and the ID of the run."""
+    """The record that a run has made or found when it passed a guard, and the ID of the run."""
 
     record: Record
     run: str
 
     @property
     def is_first(self) -> bool:
-        """Whether no other run of the same message passed this guard before this run."""
+        """Whether no earlier run of the message passed, apart from runs that had no effect."""
         return bool(self.record.fields["run"] == self.run and not self.record.fields["shared"])
 
     @property
@@ -54,7 +55,7 @@ class Passage:
 
     @property
     def result(self) -> Any:
-        """Result of the successful run. ``None`` if it was not stored."""
+        """Result of the successful run, or ``None`` if the record does not have it."""
         return loads(self.record.fields["result"]) if self.has_result else None
 
 
@@ -68,7 +69,8 @@ def enter(
         message: digest of the message.
         run: ID of the run.
         window: seconds above 0, from the first time the message passed.
-        kind: kind of the record, the first part of its key in the store.
+        kind: first part of the record's key in the store. Only the record of a message's runs, in
+            ``SafeExtension``, has another kind.
 
     Raises:
         Refused: another message has passed.
@@ -89,7 +91,7 @@ def enter(
 
 
 def finish(records: Records, passage: Passage, result: object) -> None:
-    """Record that the message is done. Store its result if it is JSON and not too large."""
+    """Record that the message is done, with the result if it is JSON and not too large."""
     done = {"state": "done"}
     try:
         loads(text := dumps(result))
@@ -113,7 +115,10 @@ def cut_short(records: Records, passage: Passage) -> None:
 
 
 def release(records: Records, passage: Passage) -> bool:
-    """Delete the record and return True, unless another run of the message has passed."""
+    """Delete the record, unless another run of the message has passed.
+
+    Return whether the record was deleted.
+    """
     return passage.is_first and records.delete(passage.record)
 
 
@@ -122,16 +127,18 @@ class Guard:
     """A task option that lets at most one message per key and window run.
 
     Arguments:
-        key: text with the task's arguments in braces, ``"mail:{customer_id}"``, or a callable
-            that gets the task's arguments and returns text, an int or a UUID. Tasks with the same
-            key share one guard.
+        key: text with the task's arguments in braces, such as ``"mail:{customer_id}"``. Or a
+            callable, which gets the task's arguments and returns text, an int or a UUID. Tasks with
+            the same key share one guard.
         window: seconds or timedelta above 0, from the first run of the message.
 
-    The worker makes a record before the task runs. It names the message, so the same message passes
-    again, however often it is delivered, retried or redriven, until a run of it has succeeded.
-    After that, each delivery of the message gets the recorded result. The worker deletes the record
-    if the run fails with RETRYABLE or NOT_PROCESSED and no other run of the message may have done
-    the work.
+    Before the task runs, the worker makes a record that names the message. So the same message
+    passes again whenever it is delivered, retried or redriven, until one of its runs has succeeded.
+    After that, a further delivery of the message ends at once with the recorded result.
+
+    If a run fails with RETRYABLE or NOT_PROCESSED, the worker deletes the record, so that another
+    message can pass. The record stays if the run has done a step, or if another run of the message
+    may have done the work.
 
     Raises:
         ImproperlyConfigured: ``key`` or ``window`` is invalid.
@@ -151,7 +158,11 @@ class Guard:
         object.__setattr__(self, "window", seconds)
 
     def check(self, signature: inspect.Signature) -> None:
-        """Refuse a key with an argument that the task does not have."""
+        """Refuse a key with an argument that the task does not have.
+
+        Raises:
+            ImproperlyConfigured: the text names the key and the task's arguments.
+        """
         if not isinstance(self.key, str):
             return
         try:
@@ -181,7 +192,7 @@ class Guard:
 
 
 class _Filler(Formatter):
-    """Fills a key, and refuses an argument that is ``None`` or empty."""
+    """Fills the task's arguments into a key. Refuses an argument that is ``None`` or empty."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         text = str(super().format_field(value, format_spec))

@@ -1,4 +1,8 @@
-"""Hooks of a task, which pass its guard, and undo the workflows of messages that are given up."""
+"""Hooks of a task that has guards and workflows.
+
+Around each run, they check the task's guard. When a message is given up, they send the task that
+undoes the message's workflows.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +30,12 @@ logger = get_logger(__name__)  # the main process also logs, so this is no task 
 
 
 class SafeExtension(Extension):
-    """Passes guards, records which runs may have had an effect, and undoes workflows."""
+    """Checks guards, records which runs may have had an effect, and starts undoing workflows."""
 
     def before_run(self, task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Pass the task's guard, and record the run if the task has an ``on_not_processed``.
+
+        ``run_failed`` needs this record to know whether an earlier run may have done the work.
 
         Raises:
             Refused: another message has passed.
@@ -53,8 +59,8 @@ class SafeExtension(Extension):
     def after_run(self, task: Any, result: object) -> None:
         """Note in the guard's record that the message is done. Never raises."""
         run = run_of(task.request)
-        # If the run has published a copy (``self.retry``), the message is not done. The copy must
-        # run.
+        # If the run has published a copy (``self.retry``), the message is not done. The copy has
+        # the same task ID, so a guard that is done would keep the copy from running.
         state = None if run is None or run.copy is not None else run.extension_state
         if state is not None and state.guard is not None:
             attempt(task.app, finish, state.guard, result)
@@ -64,15 +70,16 @@ class SafeExtension(Extension):
 
         Returns:
             The verdict on the exception, or UNKNOWN if an earlier run may have done the work. The
-            verdict of a ``NonRetryable`` never changes, because it also covers earlier runs.
+            verdict of a ``NonRetryable`` never changes, because the task that raises it also speaks
+            for its earlier runs.
 
         Raises:
-            Exception: an undo task has ended by ``Ignore``, and the task that undoes the next step
-                could not be sent. Then the message of the undo task becomes a dead letter.
+            Exception: this undo task has ended by ``Ignore``, and the task that undoes the next
+                step could not be sent. Then the undo task's message becomes a dead letter.
         """
         if isinstance(exc, Ignore):
-            # After ``Ignore``, Celery sends no callbacks. Send those that undo the workflow's next
-            # step.
+            # Celery sends no callbacks after ``Ignore``. So send an undo task's callback here, for
+            # the workflow's next step.
             for link in links_of(task):
                 link.apply_async()
             return verdict
@@ -114,7 +121,7 @@ class SafeExtension(Extension):
 
 
 def pass_guard(task: Any, key: str, message: str, run: str, window: float) -> Passage:
-    """Let the message that a task is running pass a guard.
+    """Pass a guard for the message that the task is running.
 
     Raises:
         Refused: another message has passed.
@@ -130,7 +137,7 @@ def pass_guard(task: Any, key: str, message: str, run: str, window: float) -> Pa
 
 
 def message_digest(app: Any, task_name: str, task_id: str) -> str:
-    """Return the digest that stands for a message in records."""
+    """Return the digest that stands for a message in the store's records."""
     return records_of(app).digest("message", task_name, str(task_id))
 
 

@@ -21,9 +21,16 @@ _STATES = (BEGUN, CONFIRM, DONE, OPEN, CLOSING, CLOSED)
 class Entry:
     """One guard, lock, workflow or step.
 
-    ``kind`` is ``guard``, ``lock``, ``workflow`` or ``step``. ``state`` is the state in the record,
-    or ``rejected`` if this project did not write the record. ``record`` is the record in the store.
-    A step's record is that of its workflow or scope. ``None`` = the record was rejected.
+    Attributes:
+        kind: ``guard``, ``lock``, ``workflow`` or ``step``. Steps outside a workflow that share a
+            record are also shown as a ``workflow``.
+        name: the key of a guard or lock, or the name of a workflow or step.
+        state: the state in the record, but ``held`` for a lock, and ``ended`` for a workflow after
+            its block. ``rejected`` = this project did not write the record.
+        key: the record's key in the store.
+        record: the record in the store. For a step, it is the record of the workflow or scope.
+            ``None`` = the record was rejected.
+        result: the recorded result as JSON, or ``None``.
     """
 
     kind: str
@@ -39,7 +46,7 @@ def look(records: Records, scope: str) -> list[Entry]:
 
     Arguments:
         scope: a guard's or lock's key, the ``scope=`` of a step, or a workflow's name, such as
-            ``"order:7"``; ``"task:NAME:ID"`` for the records of one message.
+            ``"order:7"``. For the steps of one message, it is ``"task:NAME:ID"``.
 
     Raises:
         StoreUnavailable: the store did not answer.
@@ -56,11 +63,12 @@ def look(records: Records, scope: str) -> list[Entry]:
 
 
 def free(records: Records, entry: Entry) -> bool:
-    """Delete a record unless it has changed, and return whether it was deleted.
+    """Delete a record unless it has changed since :func:`look`. Return whether it was deleted.
 
-    A freed guard lets the next message pass. A freed lock lets a second run in. A freed step is
-    done again. A freed workflow does all its steps again. But if they were undone, it keeps the
-    steps without an ``undo``, and does the others again with new idempotency keys.
+    After that, another message can pass the guard, or another run can take the lock. The step, or
+    each step of the workflow, is done again. But if the workflow's steps were undone, its steps
+    without an ``undo`` stay done. The other steps are done again, with new idempotency keys. A
+    rejected record is deleted even if it has changed.
     """
     record = entry.record
     if record is None:
@@ -68,7 +76,8 @@ def free(records: Records, entry: Entry) -> bool:
     if entry.kind not in ("workflow", "step"):
         return records.delete(record)
     steps = record.fields["steps"]
-    if entry.kind == "step":  # reread: the caller may have freed another
+    if entry.kind == "step":
+        # Read the record again, because the caller may have freed another step in it.
         now = records.reread(record)
         if now is None or now.fields["steps"].get(entry.name) != steps[entry.name]:
             return False
@@ -78,14 +87,14 @@ def free(records: Records, entry: Entry) -> bool:
         return records.delete(record)
     kept = {name: step for name, step in steps.items() if step.get("undo") is None}
     versions = dict(record.fields.get("versions", {}))
-    # The provider knows the old idempotency key of an undone step, and would ignore a call with it.
+    # The provider knows the old idempotency key of an undone step. It would ignore a call with it.
     for name in steps.keys() - kept.keys():
         versions[name] = versions.get(name, 1) + 1
     return records.replace(record, {"state": OPEN, "steps": kept, "versions": versions}) is not None
 
 
 def kept_steps(entry: Entry) -> list[str]:
-    """Return the steps that ``free`` keeps when the steps of a workflow were undone."""
+    """Return the names of the steps that stay done when ``free`` frees an undone workflow."""
     if entry.kind != "workflow" or entry.record is None or entry.state == OPEN:
         return []
     steps = entry.record.fields["steps"].items()
@@ -102,7 +111,7 @@ def _entries(records: Records, shown: str, kind: str, name: str) -> list[Entry]:
             _entry(shown, name, record, record.fields),
             *(_entry("step", each, record, step) for each, step in steps),
         ]
-    # A record that this project has not signed may contain anything.
+    # Without a secret, records are not signed, so a record may contain anything.
     except (RecordRejected, ValueError, KeyError, TypeError, AttributeError):
         return [Entry(shown, name, "rejected", records.key(kind, name))]
 

@@ -28,8 +28,8 @@ DEFAULT_LEASE_SECONDS = 300.0
 class Lock:
     """A lock with a lease, after which it is free even if its holder was killed.
 
-    A run that finds the lock taken does not wait. Its task is retried. ``exclusive`` and
-    ``workflow`` with the same name take the same lock.
+    A run that finds the lock taken does not wait. Its task is retried. ``self.exclusive()`` and
+    ``self.workflow()`` of the same name take the same lock.
 
     Arguments:
         key: key of the business object, such as ``"account:7"``: text, an int or a UUID.
@@ -57,11 +57,12 @@ class Lock:
         """Take the lock, or raise without waiting.
 
         Raises:
-            Busy: another run holds it.
-            HeldByItself: this run already holds it.
+            Busy: another run holds the lock.
+            HeldByItself: this run already holds the lock.
             StoreInTransaction: a Django transaction is open. The lock would end before the commit,
                 and the next holder would not see the writes of this run.
-            StoreUnavailable: the store did not answer. The lock may be taken until its lease ends.
+            StoreUnavailable: the store did not answer, but may have recorded the lock. Then the
+                lock stays taken until its lease ends.
         """
         if self._name in self._held:
             raise HeldByItself(
@@ -99,10 +100,14 @@ class Lock:
         record, self._record = self._record, None
         try:
             if record is not None and not self._records.delete(record):
-                # The record also differs if ``renew`` has worked, but its answer was lost.
+                # The record in the store also differs if ``renew`` has written it, but the store's
+                # answer was lost.
                 there = self._records.reread(record)
                 if there is None or there.fields["holder"] != self._holder:
-                    logger.warning("sqs_backoff.lock_outlived: a lease ended before its block")
+                    logger.warning(
+                        "sqs_backoff.lock_outlived: a lock's lease ended before its block, so"
+                        " another run may have entered: choose a longer lease"
+                    )
                 else:
                     self._records.delete(there)
         except Exception as exc:  # noqa: BLE001  # the store is down, or a soft time limit was hit

@@ -1,4 +1,7 @@
-"""Turn keys, names and inputs into text, and derive idempotency keys from them. Pure."""
+"""Turn names, keys and the arguments of calls into text, and derive idempotency keys.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ def text_of(what: str, value: object) -> str:
 
     Arguments:
         what: the argument's name, for the error's text.
-        value: text that is not empty, an int or a UUID. ``7`` and ``"7"`` are the same name, and
-            so are a UUID and its text.
+        value: an int, a UUID or non-empty text. ``7`` and ``"7"`` are the same name, and so are a
+            UUID and its text.
 
     Raises:
-        TypeError: it is something else, such as ``None``.
-        ValueError: it is empty.
+        TypeError: the value is something else, such as ``None``.
+        ValueError: the value is empty text.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | UUID):
         raise TypeError(f"invalid {what} {value!r}: expected text, an int or a UUID")
@@ -39,10 +42,11 @@ def text_of(what: str, value: object) -> str:
 
 
 def idempotency_key(namespace: str, scope: str, name: object, version: int) -> str:
-    """Derive a UUID, the same for the same arguments on every machine.
+    """Derive a UUID from the arguments. Equal arguments give the same UUID on every machine.
 
     Raises:
-        TypeError, ValueError: ``name`` is not text, an int or a UUID, or is empty.
+        TypeError: ``name`` is not text, an int or a UUID.
+        ValueError: ``name`` is empty.
     """
     parts = [namespace, scope, text_of("name", name), version]
     return str(uuid5(NAMESPACE, json.dumps(parts)))
@@ -51,11 +55,12 @@ def idempotency_key(namespace: str, scope: str, name: object, version: int) -> s
 def input_of(
     fn: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return the arguments of a call as JSON, to compare the call with that of an earlier run.
+    """Return the arguments of a call as JSON.
 
-    The JSON includes the arguments of a ``partial``. It has the values of text, numbers, dates,
-    decimals and UUIDs, also inside lists and dicts. Of a Django model it has the class and primary
-    key, and of any other object only the class.
+    A step uses the JSON to find out whether an earlier run began it with the same arguments. If
+    ``fn`` is a ``partial``, the JSON includes the arguments of the ``partial``. Text, numbers,
+    dates, decimals and UUIDs are in the JSON with their values, also inside lists and dicts. A
+    Django model is there with its class and primary key, and any other object only with its class.
     """
     while isinstance(fn, partial):
         args, kwargs, fn = (*fn.args, *args), {**fn.keywords, **kwargs}, fn.func

@@ -1,6 +1,6 @@
-"""Find the message that is running in this thread, greenlet or coroutine.
+"""Find the message for which a task is running in this thread, greenlet or coroutine.
 
-A record without a ``scope`` belongs to this message.
+A step without a ``scope`` belongs to this message.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ class RunState:
     of: Run | None = None
     #: The record of the task's guard; ``None`` = no guard.
     guard: Passage | None = None
-    #: The record of the message's runs; ``None`` = the task has no ``on_not_processed``.
+    #: The record of the message's runs. ``None`` = the task has no ``on_not_processed``, or the app
+    #: has no store.
     record: Passage | None = None
     #: Number of steps that were done, or may have been done.
     acts: int = 0
     #: Names of the locks that the run holds.
     held: set[str] = field(default_factory=set)
-    #: Names of the steps that the run has called, by the name of their record.
+    #: Names of the steps that the run has finished or skipped, by kind and name of their record.
     used: defaultdict[str, set[str]] = field(default_factory=partial(defaultdict, set))
 
     @cached_property
@@ -47,9 +48,9 @@ class RunState:
 
 
 def current() -> RunState | None:
-    """Return the run of the message that is running here, or ``None`` if no message is running.
+    """Return the state of the run that is under way here, or ``None`` if no message is running.
 
-    If its task calls another task as a function, the run stays the same.
+    If the message's task calls another task as a function, the state stays the same.
     """
     run = RUNNING.get()
     if run is None or not run.is_running:
@@ -69,7 +70,7 @@ def message_of(task: Any) -> tuple[str, str]:
     state = current()
     if state is None or state.task.name != task.name or task.request.called_directly:
         raise OutsideRun(
-            f"{task.name} is not running for a message, so the record would have no owner: name one"
-            " with scope="
+            f"{task.name} is not running for a message, so the record would have no owner: name"
+            " the owner with scope="
         )
     return state.message

@@ -1,10 +1,12 @@
-"""Undo the workflows of a message that was given up, one step at a time, in a task of its own.
+"""Undo the workflows of a message that was given up, one step at a time, in a separate task.
 
-The worker that gives a message up only sends this task, which has retries and a dead letter of its
-own. The task is retried while a run holds the workflow's lock. A process that was killed in the
-workflow holds the lock until the lease ends. This task decides whether there are steps to undo, and
-sends the undo task of the last step. When the undo task has succeeded, Celery sends this task
-again, for the step before.
+The worker that gives a message up only sends this task, the take-back task. It has its own retries
+and dead letter. While a run holds the workflow's lock, the take-back task is retried. If a process
+was killed in the workflow, the lock stays taken until its lease ends.
+
+The take-back task decides whether there are steps to undo, and sends the undo task of the last
+step, with a callback (``link``). When the undo task has succeeded, Celery sends the callback, which
+is the take-back task again, for the step before.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from .workflow import scopes_of
 
 NAME = "celery_sqs_backoff.take_back"
 
-#: Lease of the lock while this task reads and writes the workflow's record.
+#: Lease of the workflow's lock while the take-back task reads and writes the workflow's record.
 _LEASE_SECONDS = 60.0
 
 
 def register(app: Any, base: type) -> None:
-    """Register the task in an app, unless it is registered already."""
+    """Register the take-back task in an app, unless it is registered already."""
     if NAME not in app._tasks:
         app._task_from_fun(_take_back, name=NAME, base=base, bind=True, ignore_result=True)
 
@@ -37,7 +39,7 @@ def register(app: Any, base: type) -> None:
 def send_take_back(
     app: Any, message: str, *, run: str, began: float, queue: str | None = None
 ) -> None:
-    """Send the task that undoes the workflows of a message that is given up.
+    """Send the take-back task for a message that is given up.
 
     Arguments:
         message: digest of the message.
@@ -49,16 +51,16 @@ def send_take_back(
 
 
 def links_of(task: Any) -> list[Signature]:
-    """Return the callbacks of an undo task that send this task again for the next step."""
+    """Return the callbacks of a task that are the take-back task. Only undo tasks have them."""
     links = [maybe_signature(link, app=task.app) for link in task.request.callbacks or ()]
     return [link for link in links if link.task == NAME]
 
 
 def _route(queue: str | None, message: str) -> dict[str, str]:
-    """Return the options that send the task to ``queue``. ``None`` = the app's routing decides."""
+    """Return the options that send a task to ``queue``. ``None`` = the app's routing decides."""
     if queue is None or not queue.endswith(".fifo"):
         return {} if queue is None else {"queue": queue}
-    # Use a FIFO group of its own, because a task that waits for a lock delays its whole group.
+    # Use a separate message group, because a task that waits for a lock delays its whole group.
     return {"queue": queue, "MessageGroupId": message}
 
 
@@ -94,7 +96,7 @@ def _take_back(
             undo = maybe_signature(loads(fields["undo"]), app=self.app)
             result = loads(fields["result"]) if "result" in fields else None
             # Send without holding the lock. An eager undo task runs its ``link`` before ``send``
-            # returns. The link is this task again, and takes the lock.
+            # returns. The link is this task again, which needs the lock.
             send(undo, result, f"undo {fields['id']}", link=link)
         except LockLost as exc:
             owed = Busy(str(exc))
@@ -116,19 +118,25 @@ def next_step(
 ) -> tuple[str, dict[str, Any]] | None:
     """Mark the step that was just undone, and return name and fields of the next step to undo.
 
-    Return ``None`` if all steps are undone, if the message does not own the workflow, if the
-    workflow has ended without an exception, if a later run has entered it, or if another task
-    already undoes it.
+    Return ``None`` if there is nothing to undo:
+
+    * all steps are undone;
+    * the message does not own the workflow;
+    * the workflow has ended without an exception;
+    * a later run of the message has entered the workflow;
+    * another take-back task already undoes the workflow.
 
     Arguments:
-        by: ID of the task that began to undo the workflow. The record keeps it, so no other task
-            undoes the same workflow. The ID stays the same when the task is delivered again or
-            redriven, so it can continue after its process was killed.
+        scope: name of the workflow.
+        message, run, began: as for :func:`send_take_back`.
+        by: ID of the task that began to undo the workflow. The record keeps this ID, so no other
+            task undoes the same workflow. The ID stays the same when SQS delivers the task again or
+            the task is redriven. So the task can continue after its process was killed.
         undone: name of the step that was just undone; ``None`` = no step yet.
 
     Raises:
-        Busy: a run is in the workflow.
-        LockLost: the lease has ended.
+        Busy: a run holds the workflow's lock.
+        LockLost: the lease has ended during this call.
     """
     with Lock(records, scope, lease=_LEASE_SECONDS):
         document = Document(records, "scope", scope)

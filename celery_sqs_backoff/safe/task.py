@@ -28,15 +28,16 @@ from .workflow import Workflow
 
 
 class SQSBackoffTask(OnCommit, BackoffTask):
-    """A Celery task that keeps its message when it fails, with guards, steps, locks and keys.
+    """A Celery task that keeps its message when it fails, and has guards, steps and locks.
 
-    Records of guards, steps and locks are in the store that ``app.conf.sqs_backoff["store"]``
-    names. Without a ``scope`` a record belongs to the **message**, which the task's name and the
-    Celery task ID identify. Both stay the same when SQS delivers the message again, when the task
-    is retried, and when the message is redriven. Two messages for the same work have two IDs. To
-    share a record, both must name the same ``scope``, such as ``"order:7"``.
+    The records of guards, steps and locks are in the store that ``app.conf.sqs_backoff["store"]``
+    names. A step or an idempotency key without a ``scope`` belongs to the **message**, which the
+    task's name and the Celery task ID identify. Name and ID stay the same when SQS delivers the
+    message again, when the task is retried, and when the message is redriven. Two calls of
+    ``delay()`` make two messages, even for the same work. To share a step or a key, the tasks of
+    both messages must name the same ``scope``, such as ``"order:7"``.
 
-    Options in addition to the ones of ``BackoffTask``:
+    Options in addition to the options of ``BackoffTask``:
 
     * ``guard``: a ``Guard(key=..., window=...)`` that lets at most one message per key and window
       run. Default ``None``. Needs a store (``app.conf.sqs_backoff["store"]``).
@@ -71,26 +72,32 @@ class SQSBackoffTask(OnCommit, BackoffTask):
         """Do a step, unless it is recorded as done. Return its result.
 
         The result is recorded when ``fn(*args, **kwargs)`` has returned, and kept for 30 days. If
-        the process ends after the call and before the record, the next run does the step again. So
-        let ``fn`` pass :meth:`idempotency_key` to the provider. For steps with an ``undo`` use a
-        workflow.
+        the process dies after the call, but before the result is recorded, the next run does the
+        step again. So let ``fn`` pass :meth:`idempotency_key` to the provider. For steps with an
+        ``undo`` use a workflow.
 
         Arguments:
             name: name of the step, unique in a run: ``"charge"``, ``f"release {funding.pk}"``.
-            fn: returns JSON (dates, decimals and UUIDs included). Not async.
+            fn: the function to call. It returns JSON (dates, decimals and UUIDs included), and
+                is not async.
             confirm: signature of a task that is sent after the step is recorded, with the step's
-                result as first argument. It has the same task ID each time. Default: no task.
+                result as first argument. If the task is sent again, it has the same task ID.
+                Default: no task.
             scope: owner of the step: text, an int or a UUID. Default: this message.
 
         Raises:
             Exception: the exception that ``fn`` raised. If it proves that the step had no effect,
-                the record of the step is removed.
+                and only this run has begun the step, the record of the step is removed.
             NotDispatched: ``confirm`` could not be sent. The task is retried, and the next run
                 sends it.
             StepNotRecorded: the step was done, but not recorded. The task is not retried.
-            OtherInput: the step was begun with other arguments.
+            OtherInput: an earlier run has begun the step with other arguments.
+            OutsideRun: no ``scope``, and the task is not running for a message.
             StoreInTransaction: a Django transaction is open. The step has not begun.
-            StoreUnavailable: the step has not begun. The task is retried.
+            StoreUnavailable: the store did not answer, before the step has begun or after it was
+                recorded. The task is retried.
+            TypeError, ValueError: an argument is invalid, or this run has already done a step of
+                this name.
         """
         document = Document(
             self._records,
@@ -109,7 +116,8 @@ class SQSBackoffTask(OnCommit, BackoffTask):
 
         If another run holds the lock, or is in the workflow of the same name, the task is retried.
         So take locks before you do anything that must not be done twice. The lock ends with the
-        block, or after ``lease``. Call ``renew()`` of the lock in a block that takes longer.
+        block, or after ``lease``. In a block that takes longer than ``lease``, call ``renew()`` of
+        the lock.
 
         Arguments:
             key: name of the lock: text, an int or a UUID.
@@ -130,17 +138,19 @@ class SQSBackoffTask(OnCommit, BackoffTask):
         """Let one message per key and window run the block ``with self.guarded(...):``.
 
         Use it to guard a part of the task, or if the task must look up the key first. The same
-        message passes again, even after the block has succeeded. Before the window ends, another
-        message may pass only if the block has failed without effect. This means that its exception
-        says that no work was processed, and that no step in the block was done. If the task is not
-        running for a message, the block runs without a guard.
+        message passes again, even after the block has succeeded. Another message may pass after the
+        window, or earlier if the block has failed without effect. The block had no effect if its
+        exception is RETRYABLE or NOT_PROCESSED, and no step in the block was done. In addition, no
+        earlier run of the message may have passed. If the task is not running for a message, the
+        block runs without a guard.
 
         Arguments:
             key: key of the guard: text, an int or a UUID.
             window: seconds or timedelta above 0, from the first time the message passed.
 
         Raises:
-            Refused: (on entering) another message has passed. It ends the task without a failure.
+            Refused: (on entering) another message has passed. This error ends the task without a
+                failure.
         """
         seconds, text, state = seconds_kept("window", window), text_of("guard key", key), current()
         if state is None:
@@ -159,13 +169,14 @@ class SQSBackoffTask(OnCommit, BackoffTask):
     def idempotency_key(self, name: object, *, scope: object = None, version: int = 1) -> str:
         """Return a UUID for a provider's idempotency header, the same on every attempt.
 
-        It needs no store.
+        This method needs no store.
 
         Arguments:
             name: name of the call, unique in the task: text, an int or a UUID.
             scope: owner of the call: text, an int or a UUID. Default: this message.
-            version: default 1. Increase it after the provider has refused the request and the input
-                was corrected. Never increase it after a timeout, because the call may have worked.
+            version: default 1. Increase it if the provider has refused the request and you have
+                corrected the input. Never increase it after a timeout, because the call may have
+                worked.
 
         Raises:
             OutsideRun: no ``scope``, and the task is not running for a message.
@@ -173,11 +184,11 @@ class SQSBackoffTask(OnCommit, BackoffTask):
         return names.idempotency_key(namespace_of(self.app), self._scope(scope), name, version)
 
     def on_replace(self, sig: Signature) -> Any:
-        """Send the task that replaces this one, as Celery does. It gets this task's callbacks."""
+        """Send the task that replaces this task, as Celery does, with this task's callbacks."""
         try:
             return super().on_replace(sig)
         except Ignore:
-            # The new task has the callbacks now. ``run_failed`` must not send them again.
+            # The new task has the callbacks now. ``SafeExtension.run_failed`` must not send them.
             self.request.callbacks = None
             raise
 
@@ -192,12 +203,12 @@ class SQSBackoffTask(OnCommit, BackoffTask):
         return f"task:{name}:{task_id}"
 
     def _is_certainly_not_processed(self, exc: BaseException) -> bool:
-        """Return whether the verdict on the exception says that it had no effect."""
+        """Return whether the verdict on the exception says that the work was not processed."""
         return isinstance(exc, Exception) and bool(self._judge(exc).nothing_was_processed)
 
 
 class WorkflowTask(SQSBackoffTask):
-    """A task with workflows, whose steps are undone when the worker gives the message up."""
+    """A task with workflows. When the worker gives the message up, their steps are undone."""
 
     abstract = True
     has_workflows = True
@@ -212,27 +223,29 @@ class WorkflowTask(SQSBackoffTask):
     ) -> Workflow:
         """Return a workflow for ``with self.workflow(f"order:{order_id}") as order:``.
 
-        One run at a time can be in the block, which holds the lock of that name.
+        The block holds the lock of that name, so one run at a time can be in the block.
         ``order.step(...)`` renews the lock and does a step. ``order.key("release")`` returns an
-        idempotency key. The message that last began a step owns the workflow. If the worker gives
-        that message up before a block has ended without an exception, each step's ``undo`` task is
-        sent, the last step's first. Each undo task is sent after the one before has succeeded. If
-        the process was killed inside the block, the first undo task is sent when the lease ends,
-        because until then the process may be in the middle of a step.
+        idempotency key.
+
+        The message that last began a step owns the workflow. If the worker gives that message up,
+        the ``undo`` tasks of the steps are sent, the last step's first. Each undo task is sent when
+        the undo task before it has succeeded. Once a block has ended without an exception, its
+        steps are never undone. A process that was killed inside the block has not freed the lock.
+        Then the first undo task is sent when the lease ends.
 
         Arguments:
             scope: name of the business object: text, an int or a UUID.
-            lease: seconds or timedelta above 0. Default 300. It must be longer than any one step,
-                because each step starts it again. A killed process holds the workflow until the
-                lease ends.
+            lease: seconds or timedelta above 0. Default 300 s. It must be longer than the longest
+                step, because the lock is renewed only when a step begins. If the process is killed,
+                the lock stays taken until the lease ends.
 
         Raises:
             Busy: (on entering) another run holds the lock of that name. The task is retried.
             HeldByItself: (on entering) this run already holds the lock. Pass the workflow object
                 on instead.
-            Compensated: (on entering) the workflow's steps were undone.
+            Compensated: (on entering) the workflow's steps were undone, or are being undone.
             StoreInTransaction: (on entering) a Django transaction is open.
-            ImproperlyConfigured: the store is shared, and records are not signed.
+            ImproperlyConfigured: there is no store, or it is shared and records are not signed.
             RuntimeError: the running message belongs to a task that is not based on
                 ``WorkflowTask``, so the steps would never be undone.
         """

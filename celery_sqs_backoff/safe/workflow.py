@@ -84,12 +84,13 @@ class Workflow:
         Raises:
             Exception: the exception that ``fn`` raised. If it proves that the step had no effect,
                 the record of the step is removed. Otherwise the next run does the step again.
-            LockLost: another run may hold the lock. The step has not begun.
+            LockLost: the lease has ended, or another run has entered the workflow. If this happened
+                during the step, the step was done, but not recorded.
             NotDispatched: ``confirm`` could not be sent. The task is retried, and the next run
                 sends it.
             StepNotRecorded: the step was done, but not recorded. The task is not retried.
-            OtherInput: the step was begun with other arguments.
-            RuntimeError: outside the ``with`` block.
+            OtherInput: an earlier run has begun the step with other arguments.
+            RuntimeError: the call is outside the ``with`` block.
         """
         if not self._is_inside:
             raise RuntimeError(f"the step {name!r} is outside its workflow's with block")
@@ -106,7 +107,7 @@ class Workflow:
             if self._message is not None:
                 _list_scope(self._records, self._message, self._scope, self._run)
             self._document.enter()
-        except BaseException:  # free the lock, which would stay taken until its lease ends
+        except BaseException:  # Otherwise the lock would stay taken until its lease ends.
             self._lock.release()
             raise
         self._is_inside = True
@@ -128,8 +129,8 @@ class Workflow:
 
 def _list_scope(records: Records, message: str, scope: str, run: str) -> None:
     """Record that the message has entered a workflow, so that the workflow can be undone."""
-    # The run's ID makes each record differ. Otherwise ``Records`` would take the record of an
-    # earlier run for the one that it has just written.
+    # The run's ID makes the records of two runs differ. If they were equal, ``Records`` would take
+    # an earlier run's record for a new record, and would not extend its time to live.
     mine = {"scopes": [scope], "run": run}
 
     def join(there: dict[str, Any]) -> dict[str, Any]:
@@ -139,6 +140,6 @@ def _list_scope(records: Records, message: str, scope: str, run: str) -> None:
 
 
 def scopes_of(records: Records, message: str) -> list[str]:
-    """Return the workflows that a message has entered."""
+    """Return the names of the workflows that a message has entered."""
     there = records.get("message", message)
     return [] if there is None else list(there.fields["scopes"])

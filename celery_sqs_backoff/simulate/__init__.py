@@ -1,1 +1,1 @@
-"""Simulate an outage of a provider, with the same policies, budgets and gate as in workers."""
+"""Simulate an outage of a provider, with the workers' own delay policies and circuit breaker."""

@@ -1,8 +1,9 @@
 """Simulate a fleet of workers in virtual time, with a heap of events.
 
-The simulated SQS is simpler than SQS. If a worker has room, it receives a visible message
-immediately. If several have room, one of them is drawn. A hidden message is visible again exactly
-when its hold ends. No message is lost, and all clocks agree.
+The simulated SQS is simpler than SQS. A worker with room for a message receives a visible message
+immediately. If several workers have room, one of these workers is drawn at random. A hidden message
+is visible again exactly when its hold ends. A hold is the time for which SQS hides a message. No
+message is lost, and all clocks agree.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .results import Result
 from .scenario import Scenario
 from .worker import RUN, Decision, SimulatedMessage, SimulatedWorker
 
-#: Names of the strategies, and whether the strategy's task has a provider, and so a gate.
+#: For each strategy, whether the task has a provider, and so a gate (circuit breaker).
 STRATEGIES: Final = {"full-jitter": False, "provider": True}
 
 
@@ -139,7 +140,7 @@ class _Simulation:
             if not free:
                 break
             worker = self._rng.choice(free)
-            # Other workers with room receive at the same time, so one worker gets only its share.
+            # Other workers with room receive at the same time, so a worker gets only its share.
             share = max(1, len(self._visible) // len(free))
             for _ in range(min(worker.room, MAX_BATCH_ENTRIES, share)):
                 self._receive(worker, self._visible.popleft())
@@ -201,7 +202,10 @@ class _Simulation:
         self._hand_out()
 
     def _wake(self, worker: SimulatedWorker) -> None:
-        """Plan the next look of a worker's gate, unless an earlier one is planned."""
+        """Plan the next tick of a worker, unless an earlier tick is planned.
+
+        At a tick, the worker's gate lets waiting messages run and brings hidden messages forward.
+        """
         seconds = None if worker.gate is None else worker.gate.seconds_to_look
         if seconds is not None and self.now + seconds < worker.ticks_at:
             worker.ticks_at = self.now + seconds
@@ -216,8 +220,9 @@ class _Simulation:
                 message = worker.paced.popleft()
                 decision = worker.decide_on_turn(message, self.now)
                 self._follow(worker, message, decision)
-        # Any worker may receive the messages that this one brings forward. A full worker leaves
-        # this to other workers.
+        # To bring a message forward is to show it before its hold ends. Any worker may receive the
+        # message, so a worker may bring forward more messages than it can hold. A worker without
+        # room leaves this to other workers.
         room = 2 * self.scenario.window if worker.room else 0
         for message in gate.recalls(self.now, room=room, waiting=len(worker.paced)):
             self._show(message)

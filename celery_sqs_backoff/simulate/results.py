@@ -71,7 +71,7 @@ class Result:
 
     @property
     def drain_ratio(self) -> float | None:
-        """``drain`` divided by ``shortest_drain``. ``None`` if the backlog is too small."""
+        """``drain`` divided by ``shortest_drain``. ``None`` if ``shortest_drain`` is below 1 s."""
         return self.drain / self.shortest_drain if self.shortest_drain >= 1 else None
 
     def find_receives(self, share: float) -> int:
@@ -80,7 +80,10 @@ class Result:
         return counts[max(0, math.ceil(share * len(counts)) - 1)] if counts else 0
 
     def curve(self, reply: Reply) -> list[tuple[float, float]]:
-        """Return at most 720 points: a time, and the calls a second until the next point."""
+        """Return the calls a second over time, as at most 720 points.
+
+        A point is a time in seconds, and the mean calls a second from then until the next point.
+        """
         seconds = math.ceil((self.ended_at + 1) / _MOST_POINTS)
         counts: Counter[int] = Counter()
         for second, number in self.calls[reply].items():
@@ -112,7 +115,7 @@ class Result:
 _ROWS: Final = (
     ("messages", "messages", "{:,}"),
     ("calls", "calls", "{:,}"),
-    ("wasted", "  wasted: it was down", "{:,}"),
+    ("wasted", "  wasted: provider down", "{:,}"),
     ("turned_away", "  turned away: too many", "{:,}"),
     ("dead_letters", "dead letters", "{:,}"),
     ("drain", "seconds to drain", "{:,.0f}"),

@@ -1,6 +1,7 @@
 """Decide about messages as workers do, with the package's own policies, budgets and gate.
 
-No other module of the simulator contains rules for a provider's recovery.
+The gate is the circuit breaker of a provider in one worker. No other module of the simulator
+contains rules for a provider's recovery.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ class SimulatedMessage:
     """One message. Times are seconds from the start of the simulation.
 
     Attributes:
-        delivery: its last receive. Before the first receive, its ``receive_count`` is 0.
-        hidden_until: when SQS shows it again; ``None`` = it is not hidden.
-        recall: the permission to bring it forward, if any, from when it was last hidden.
+        delivery: the message's last receive. Before the first receive, ``receive_count`` is 0.
+        hidden_until: when SQS shows the message again; ``None`` = the message is not hidden.
+        recall: the gate's permission to show the message early, from the decision that last hid the
+            message; ``None`` = no permission.
     """
 
     delivery: Delivery
@@ -48,7 +50,8 @@ class SimulatedWorker:
     Args:
         scenario: gives the task's options and the size of the worker.
         rng: draws delays.
-        has_gate: whether the task has a provider. If not, the task's policy decides alone.
+        has_gate: whether the task has a provider, and so a gate. If not, only the task's delay
+            policy decides about a failed message.
     """
 
     def __init__(self, scenario: Scenario, rng: Random, *, has_gate: bool) -> None:
@@ -65,7 +68,7 @@ class SimulatedWorker:
         self.running = 0
         self.room = scenario.window  # number of further messages that the worker can hold
         self.waiting: deque[SimulatedMessage] = deque()  # messages that wait for a process
-        self.paced: deque[SimulatedMessage] = deque()  # messages that wait for a slot of the gate
+        self.paced: deque[SimulatedMessage] = deque()  # messages for which the gate has no turn yet
         self.ticks_at = math.inf
 
     def decide_on_receive(self, message: SimulatedMessage, now: float) -> Decision:
@@ -85,7 +88,7 @@ class SimulatedWorker:
         return RUN if look.is_probe else look
 
     def decide_on_turn(self, message: SimulatedMessage, now: float) -> Decision:
-        """Decide about a message now that its turn has come, or a process is free for it."""
+        """Decide about a waiting message when its turn has come, or when a process is free."""
         if self.gate is None or self.gate.begins(message.delivery.message_id, now):
             return RUN
         return self.decide_on_receive(message, now)

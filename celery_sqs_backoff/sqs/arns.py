@@ -1,4 +1,7 @@
-"""Parses the ARN of a queue strictly. Callers compare the whole ARN, never only the name."""
+"""Parses the ARN of a queue strictly.
+
+Callers compare whole ARNs, because another account or Region may have a queue of the same name.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ _ARN = re.compile(rf"arn:(aws[a-z-]*):sqs:([a-z0-9-]+):([0-9]{{1,12}}):({_NAME})
 _REGION = r"[a-z]{2,4}(?:-[a-z]+)+-\d+"
 
 #: Matches the Region in ``sqs.eu-west-1.amazonaws.com`` and in the legacy form
-#: ``eu-west-1.queue.amazonaws.com``. In another position, a word that looks like a Region may be
-#: any name.
+#: ``eu-west-1.queue.amazonaws.com``. In other places of a host, text such as ``eu-west-1`` may mean
+#: something else.
 _REGION_IN_HOST = re.compile(rf"(?:^|\.)sqs(?:-fips)?\.({_REGION})\.|^({_REGION})\.queue\.")
 
 
@@ -32,7 +35,7 @@ class QueueArn:
         """Read an ARN.
 
         Raises:
-            ValueError: it is not the ARN of a queue.
+            ValueError: ``text`` is not the ARN of a queue.
         """
         found = _ARN.fullmatch(text) if isinstance(text, str) else None
         if found is None:
@@ -52,9 +55,11 @@ class QueueArn:
 
 
 def region_of(host: str) -> str | None:
-    """Return the Region in the host of a queue's URL, or ``None`` for a local server.
+    """Return the Region in the host of a queue's URL.
 
-    https://docs.aws.amazon.com/general/latest/gr/sqs-service.html (the legacy names, too)
+    Return ``None`` if the host has another form, such as a local server's. This page lists all
+    hosts, including the legacy hosts:
+    https://docs.aws.amazon.com/general/latest/gr/sqs-service.html
     """
     if host == "queue.amazonaws.com":
         return "us-east-1"

@@ -1,7 +1,7 @@
-"""Calls SQS for one queue, with plain values and one result per entry of a batch.
+"""Makes calls to SQS on one queue. Exceptions of a call become results.
 
-An entry succeeded only if SQS lists it as successful. Each exception becomes a result, and the
-caller decides about it.
+The caller decides about a failed call, for example whether to repeat it. A batch call returns one
+result per entry. An entry succeeded only if SQS lists it as successful.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-#: One per entry, in order: ``None`` where SQS lists the entry as successful.
+#: One result per entry of a batch, in the order of the entries. ``None``: the entry succeeded.
 Results = list[Failure | None]
 
 #: The attributes that every ReceiveMessage requests.
@@ -42,7 +42,7 @@ RECEIVE_ATTRIBUTES: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The result of one ReceiveMessage: messages, or the failure."""
+    """The messages that one ReceiveMessage returned, or its failure."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     failure: Failure | None = None
@@ -50,22 +50,26 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The result of one SendMessageBatch entry: its new message id, or the failure."""
+    """The result of one entry of a batch.
+
+    ``failure`` is ``None`` if the entry succeeded. Only SendMessageBatch gives a ``message_id``.
+    """
 
     message_id: str | None = None
     failure: Failure | None = None
 
 
 class Calls:
-    """The batch calls on one queue.
+    """The calls to SQS on one queue.
 
     Arguments:
         client: a boto3 client, or a callable that returns the client for the next call to SQS.
-        queue_url: the queue.
+        queue_url: the URL of the queue.
         refresh: called if SQS refuses the credentials of a call. Afterwards ``client`` returns a
             client with newer credentials, and the call is repeated once. ``None``: no repeat.
 
-    No method raises, except for more than ten entries, which is a bug of the caller.
+    No method raises if a call fails. A batch of more than ten entries raises ``ValueError``,
+    because it is a bug of the caller.
     """
 
     __slots__ = ("_client", "_refresh", "queue_url")
@@ -114,7 +118,7 @@ class Calls:
         return Received(failure=result) if isinstance(result, Failure) else Received(result)
 
     def change_visibility(self, entries: Sequence[tuple[str, int]]) -> Results:
-        """Hide up to ten messages, each given as (receipt handle, seconds). 0 = show it now."""
+        """Hide up to ten messages, each given as (receipt handle, seconds). 0 s = show it now."""
         numbered = [{"ReceiptHandle": handle, "VisibilityTimeout": s} for handle, s in entries]
         return [each.failure for each in self._batch(Operation.CHANGE_VISIBILITY, numbered)]
 
@@ -128,9 +132,10 @@ class Calls:
         return self._batch(Operation.SEND, entries)
 
     def send_nothing(self) -> Failure | None:
-        """Test the permission to send by a SendMessageBatch without entries, which SQS refuses.
+        """Test the permission to send, with a SendMessageBatch without entries.
 
-        The failure is ``Kind.DENIED`` if this identity may not send to the queue.
+        SQS refuses this call in any case, and sends no message. The failure's kind is
+        ``Kind.DENIED`` if this identity may not send to the queue.
         """
         result: object = self.attempt(
             Operation.SEND,
@@ -139,7 +144,7 @@ class Calls:
         return result if isinstance(result, Failure) else None
 
     def attributes(self, names: Sequence[str] = ("All",)) -> dict[str, str] | Failure:
-        """Return the queue's attributes by name, or why they could not be read."""
+        """Return the queue's attributes by name, or the failure of the call."""
         parameters = {"QueueUrl": self.queue_url, "AttributeNames": list(names)}
         return self.attempt(
             Operation.GET_ATTRIBUTES,
@@ -162,13 +167,13 @@ class Calls:
         if again and self._refresh is not None and failure.newer_credentials_may_help:
             try:
                 self._refresh()
-            except Exception as exc:  # noqa: BLE001  # the credentials' source fails: a result
+            except Exception as exc:  # noqa: BLE001  # the source of the credentials failed
                 return replace(failure_of(exc, operation), kind=Kind.CREDENTIALS)
             return self.attempt(operation, call, again=False)
         return failure
 
     def _batch(self, operation: Operation, entries: Sequence[Mapping[str, Any]]) -> list[Sent]:
-        """Number the entries by position, and return the result of each."""
+        """Make a batch call, and return one result per entry, in the order of the entries."""
         if len(entries) > MAX_BATCH_ENTRIES:
             raise ValueError(f"{len(entries)} entries: SQS takes {MAX_BATCH_ENTRIES} in a batch")
         if not entries:
@@ -182,7 +187,8 @@ class Calls:
         if isinstance(response, Failure):
             return [Sent(failure=response)] * len(entries)
         listed: dict[str, Sent] = {}
-        with suppress(AttributeError, KeyError, TypeError):  # a malformed response lists no entry
+        # If the response is malformed, the entries that were not read from it count as not listed.
+        with suppress(AttributeError, KeyError, TypeError):
             for entry in response.get("Successful") or ():
                 listed[entry["Id"]] = Sent(entry.get("MessageId"))
             for entry in response.get("Failed") or ():

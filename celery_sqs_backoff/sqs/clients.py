@@ -1,8 +1,8 @@
-"""Makes the boto clients for a worker, two for each set of credentials, Region and endpoint.
+"""Makes the boto clients of a worker or a command, two for each set of credentials and Region.
 
-The polling client receives messages, and the settling client makes all other calls. They must not
-share connections, because quiet long polls would hold the connections that other calls need. By
-default a call is tried once, because the caller decides whether to retry.
+The polling client receives messages, and the settling client makes all other calls. The two share
+no connections. Otherwise long polls, which take up to 20 s each, would hold the connections that
+other calls need. By default a call is tried once, because the caller decides whether to retry.
 
 A separate thread renews the credentials. botocore would renew them in the thread that happens to
 make a call, while all other threads wait (https://github.com/boto/botocore/pull/790). STS may hang
@@ -35,8 +35,8 @@ from .limits import MAX_WAIT_TIME_SECONDS
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
-#: By default botocore waits 60 s and tries five times. That is too long, because the next call of
-#: the same queue waits for this one.
+#: By default botocore waits 60 s and tries five times. That is too long, because the worker makes
+#: at most two calls of one action on a queue at a time. The next calls wait until these calls end.
 _SETTLING = Config(
     connect_timeout=5,
     read_timeout=10,
@@ -45,8 +45,9 @@ _SETTLING = Config(
     max_pool_connections=50,
 )
 
-#: Each queue has up to three calls under way. urllib3 opens connections on demand, and after a call
-#: it closes the connections above ``max_pool_connections``.
+#: Each queue has up to three long polls under way, and a worker may have many queues. urllib3 opens
+#: connections only on demand, so a high ``max_pool_connections`` costs nothing. After a call,
+#: urllib3 closes the connections above this number.
 _POLLING = Config(
     connect_timeout=5,
     read_timeout=MAX_WAIT_TIME_SECONDS + 10,
@@ -64,20 +65,21 @@ _SETTLING_SECONDS = 15.0
 _POLLING_SECONDS = MAX_WAIT_TIME_SECONDS + 35.0
 _SLOWEST_BYTES_PER_SECOND = 50_000
 
-#: Clients younger than this are not replaced, even if SQS refuses their credentials.
+#: Clients younger than this are not replaced, even if SQS refuses their credentials. So if several
+#: calls fail with the old credentials, the clients are replaced only once.
 _REBUILD_SECONDS = 5.0
 
 #: Default lifetime of a role's token, as in kombu (``sts_token_timeout``).
 _TOKEN_SECONDS = 900
 
-#: When a third of a token's lifetime is left, a thread renews it in the background. When a ninth is
-#: left, calls wait for the renewal. botocore's own limits are 15 and 10 minutes. With them, each
-#: call would renew a token of 900 s (https://github.com/boto/botocore/issues/2189).
+#: When a third of a token's lifetime is left, a call makes a separate thread renew the token.
+#: botocore's own limit is 15 minutes. With this limit, each call would renew a token of 900 s
+#: (https://github.com/boto/botocore/issues/2189).
 _RENEW_EARLY_SHARE = 1 / 3
-_RENEW_NOW_SHARE = 1 / 9
 
-#: How long a call waits for a renewal if the old token is still valid, and if it is not. The first
-#: call also makes botocore's clients, which takes a busy small machine more than ten seconds.
+#: How long a call waits for a renewal while the old token is valid, and when no token is valid. The
+#: first call also waits for botocore's clients. To make them takes more than ten seconds on a small
+#: and busy machine.
 _WITH_GOOD_SECONDS = 1.0
 _WITHOUT_SECONDS = 30.0
 
@@ -86,7 +88,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class _Pair:
-    """The clients for one set of credentials."""
+    """The two clients for one set of credentials in one Region."""
 
     polling: SQSClient
     settling: SQSClient
@@ -94,10 +96,10 @@ class _Pair:
 
 
 class _Account:
-    """One set of credentials in a Region, and the clients for it.
+    """One set of credentials in one Region, with its clients.
 
     Attributes:
-        making: makes the clients, once for all threads that wait for them.
+        making: the call that makes the clients. All threads that need them share one call.
         pair: the clients; ``None`` before they are made, and after SQS has refused them.
     """
 
@@ -163,7 +165,8 @@ class Clients:
                 key = _key(self._channel, url)
                 account = self._accounts.setdefault(key, _Account(partial(self._make, key)))
                 self._account_of[url] = account
-        # If there are no clients yet, or SQS refused them, wait for new ones, which may need STS.
+        # If there are no clients yet, or SQS refused their credentials, wait for new clients. STS
+        # may have to answer first.
         return account.pair or _wait_for_credentials(account.making)
 
     def _make(self, key: tuple[Any, ...], account: _Account) -> _Pair:
@@ -175,8 +178,8 @@ class Clients:
             if role is not None:
                 seconds = channel.transport_options.get("sts_token_timeout", _TOKEN_SECONDS)
                 # kombu itself renews the token of only one queue
-                # (https://github.com/celery/kombu/pull/2224). The lambda works on a closed channel,
-                # too.
+                # (https://github.com/celery/kombu/pull/2224). botocore calls the lambda for each
+                # renewal. The channel may be closed by then, but the method needs no open channel.
                 credentials = _role_credentials(
                     lambda: channel.generate_sts_session_token(role, seconds)
                 )
@@ -199,7 +202,8 @@ def _copy(client: Any, config: Config, seconds: float, credentials: Any = None) 
     _renew_beside(credentials)
     with _SESSION_LOCK:
         session = _session()
-        session._credentials = credentials  # type: ignore[attr-defined]  # they renew themselves
+        # Pass the object, not only its keys, so that the copy gets the renewed keys, too.
+        session._credentials = credentials  # type: ignore[attr-defined]
         try:
             copy: Any = session.create_client(
                 "sqs",
@@ -216,7 +220,9 @@ def _copy(client: Any, config: Config, seconds: float, credentials: Any = None) 
 
 
 def _end_in_time(http_session: Any, seconds: float) -> None:
-    """Let each call that takes longer than ``seconds`` raise a timeout. A long body gets more.
+    """Let each call that takes longer than ``seconds`` raise a timeout.
+
+    A call with a long body gets more time.
 
     The thread of such a call goes on until the server responds or hangs up.
     """
@@ -225,7 +231,7 @@ def _end_in_time(http_session: Any, seconds: float) -> None:
     def send_in_time(request: Any) -> Any:
         longest = seconds + len(request.body or b"") / _SLOWEST_BYTES_PER_SECOND
         sent = call_in_time(partial(send, request), seconds=longest)
-        if sent is None:  # no thread is free, so only botocore's own timeouts apply
+        if sent is None:  # no thread can start, so only botocore's own timeouts apply
             return send(request)
         if not sent.done():
             raise ReadTimeoutError(endpoint_url=request.url)
@@ -234,7 +240,8 @@ def _end_in_time(http_session: Any, seconds: float) -> None:
     http_session.send = send_in_time
 
 
-#: Guards the session. All clients share it, because it has 8 MB of service descriptions.
+#: All clients share one session, because a session has 8 MB of service descriptions. The lock
+#: guards the session, because ``_copy`` sets the session's credentials for a moment.
 _SESSION_LOCK = threading.Lock()
 
 
@@ -244,7 +251,10 @@ def _session() -> Session:
 
 
 def _key(channel: Any, url: str) -> tuple[Any, ...]:
-    """Return the Region, access key, secret key and role of a queue. Equal keys share clients."""
+    """Return a queue's Region, access key, secret key and role.
+
+    Queues with equal keys share clients.
+    """
     options: Mapping[str, Any] = next(
         (queue for queue in channel.predefined_queues.values() if queue["url"] == url), {}
     )
@@ -263,9 +273,9 @@ def _key(channel: Any, url: str) -> tuple[Any, ...]:
 
 
 def _renew_beside(credentials: Any) -> None:
-    """Let a separate thread renew the credentials, if they can be renewed.
+    """Let a separate thread renew the credentials, if botocore can renew them.
 
-    Do this once for each object, because several clients may share it.
+    Several clients may share one credentials object, so do this only once for each object.
     """
     if isinstance(credentials, RefreshableCredentials) and "get_frozen_credentials" not in vars(
         credentials
@@ -282,8 +292,8 @@ def _wait_for_credentials(fetch: SharedCall[_Result], method: str = "broker") ->
         method: botocore's name of the credentials' source.
 
     Raises:
-        CredentialsNotRenewed: the fetch has taken 30 seconds, and goes on; or the source was not
-            reached, or refused.
+        CredentialsNotRenewed: the fetch has taken 30 seconds, and goes on. Or the source was not
+            reached, or it refused.
         Exception: any other exception of ``fetch``.
     """
     try:
@@ -306,13 +316,16 @@ class _Renewal:
         if good is not None and not credentials.refresh_needed():
             return good
         if good is not None:
-            # An exception does no harm, because the old credentials are valid. botocore logs it.
+            # A failed renewal does no harm, because the old credentials are valid. botocore logs
+            # the failure.
             with suppress(Exception):
                 self._renewal.result(seconds=_WITH_GOOD_SECONDS)
             return self._good() or good
         _wait_for_credentials(self._renewal, credentials.method)
-        if (good := self._good()) is None:  # botocore does not raise if an early renewal fails
-            raise CredentialsNotRenewed(provider=credentials.method, error_msg="expired meanwhile")
+        if (good := self._good()) is None:  # a renewal that began early does not raise
+            raise CredentialsNotRenewed(
+                provider=credentials.method, error_msg="expired during the renewal"
+            )
         return good
 
     def _good(self) -> Any:
@@ -344,5 +357,5 @@ def _role_credentials(fetch: Callable[[], Mapping[str, Any]]) -> RefreshableCred
         refresh_using=refresh,
         method="sts-assume-role",
         advisory_timeout=int(lifetime * _RENEW_EARLY_SHARE),
-        mandatory_timeout=int(lifetime * _RENEW_NOW_SHARE),
+        mandatory_timeout=0,  # a failed renewal raises only if the token has expired
     )

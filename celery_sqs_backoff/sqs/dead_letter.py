@@ -24,10 +24,12 @@ REPLAY_ATTRIBUTE = "celery-sqs-backoff-replay"
 #: A longer mark of a replay is not read, because a sender may have written anything there.
 _MAX_MARK_CHARACTERS = 1_000
 
-#: Most characters of names and ids in a record. Most of them come from the message's sender.
+#: Names and IDs in a record are cut to this many characters, because the message's sender chooses
+#: most of them.
 _MAX_NAME_CHARACTERS = 500
 
-#: Most characters of the texts that are not names, with the dots that mark a cut.
+#: The other texts in a record are cut to these lengths. The 10 more characters allow for the dots
+#: that mark an earlier cut.
 _MAX_CHARACTERS = {
     "exception_message": MAX_MESSAGE_CHARACTERS + 10,
     "traceback": MAX_TRACEBACK_CHARACTERS + 10,
@@ -38,7 +40,8 @@ _TEXTS = (
     *("origin", "worker", "trace"),
 )
 
-#: The keys of an attribute that SendMessage accepts. ReceiveMessage adds lists that are empty.
+#: The keys of a message attribute that SendMessage accepts. ReceiveMessage adds keys with empty
+#: lists.
 _VALUE_KEYS = ("DataType", "StringValue", "BinaryValue")
 
 
@@ -62,9 +65,10 @@ class DeadLetterRecord:
     failed_at: float
     origin: str
     worker: str
-    #: For a parked message (one that the queue had no room to hide): when its delay ends.
+    #: Time at which the delay of a parked message ends. A worker parks a message (sends it to the
+    #: dead-letter queue) if too many messages of the queue are hidden already.
     due_at: float | None = None
-    #: The span of the last run, as a W3C ``traceparent``: a replay's span links to it.
+    #: The span of the last run, as a W3C ``traceparent``. The span of a replay links to it.
     trace: str | None = None
     version: int = 1
 
@@ -109,7 +113,9 @@ def read_record(message: Mapping[str, Any]) -> DeadLetterRecord | None:
 
 
 def replay_of(message: Mapping[str, Any]) -> str | None:
-    """Return the ``traceparent`` of the failed run if the message is a replay that has it.
+    """Return the ``traceparent`` of the failed run from the mark of a replay.
+
+    Return ``None`` if the message is not a replay, or if its mark has no ``traceparent``.
 
     Args:
         message: as ReceiveMessage returned it.
@@ -126,7 +132,7 @@ def with_record(
     """Return the attributes of a dead letter, with the record among them.
 
     Args:
-        body: the message's body, for its size only.
+        body: the message's body. Only its size matters.
         attributes: ``MessageAttributes`` as ReceiveMessage returned them. An attribute with the
             record's name is dropped, because only a sender can have written it.
         record: the record to add. Its texts are cut to the lengths that :func:`read_record` gives.
@@ -178,7 +184,7 @@ def _cut(name: str, value: object) -> str | None:
     if not isinstance(value, str):
         return None
     limit = _MAX_CHARACTERS.get(name, _MAX_NAME_CHARACTERS)
-    # A traceback has its error at the end.
+    # Keep the end of a traceback, because the error is there.
     cut = value[-limit:] if name == "traceback" else value[:limit]
     return cut.encode(errors="replace").decode()  # half a surrogate pair cannot be encoded
 

@@ -15,16 +15,17 @@ from .dead_letter import replay_of
 from .limits import MAX_DELAY_SECONDS, MAX_VISIBILITY_TIMEOUT_SECONDS, MAX_WAIT_TIME_SECONDS
 
 #: SQS can hide a message until 12 hours after the *request* that received it. The worker counts
-#: from the response, so it stays this much below 12 hours: a long poll may take
-#: MAX_WAIT_TIME_SECONDS to respond, and the other 40 seconds allow for clocks and slow calls.
+#: from the response, so it stays this many seconds below 12 hours. SQS may take
+#: MAX_WAIT_TIME_SECONDS to respond to a long poll. The other 40 seconds allow for differences
+#: between clocks and for slow calls.
 TWELVE_HOURS_MARGIN_SECONDS: Final = MAX_WAIT_TIME_SECONDS + 40
 
-#: A hidden message must come back this long before its retention period ends. Then SQS deletes it,
-#: even if it is hidden.
+#: At the end of the retention period, SQS deletes a message even if it is hidden. So a hidden
+#: message must come back this many seconds earlier.
 _RETENTION_MARGIN_SECONDS: Final = 300
 
-#: A message that is not due is hidden for at most this long after one receive. The rest of SQS's 12
-#: hours allows for clocks and slow calls.
+#: A message that waits for its ETA is hidden for at most this long after each receive. The minute
+#: below SQS's 12 hours allows for differences between clocks and for slow calls.
 _HOP_SECONDS: Final = MAX_VISIBILITY_TIMEOUT_SECONDS - 60
 
 
@@ -32,36 +33,39 @@ _HOP_SECONDS: Final = MAX_VISIBILITY_TIMEOUT_SECONDS - 60
 class Delivery:
     """One receive of one message. It has plain values only, because it is pickled for the pool.
 
-    Times are seconds since the epoch. Those of SQS (``first_received_at``, ``sent_at``) come from
-    its clock, ``received_at`` from the worker's.
+    Times are seconds since the epoch. ``first_received_at`` and ``sent_at`` come from the clock of
+    SQS, ``received_at`` from the clock of the worker.
     """
 
     message_id: str
     queue_url: str
     received_at: float
-    #: SQS's own count, this receive included. It counts receives, not runs: a message that a worker
-    #: prefetched and gave back at a deploy was received without a run.
+    #: SQS's own count of receives, including this receive. Not every receive leads to a run. For
+    #: example, a worker prefetched the message and gave it back at a deploy.
     receive_count: int = 1
-    #: How often this worker has received the message again during the run, without another run.
+    #: How often this worker has received the message again while this run goes on. These receives
+    #: start no other run.
     receives_since: int = 0
     first_received_at: float | None = None
     sent_at: float | None = None
-    #: From the queue's redrive policy: SQS moves the message to the dead-letter queue on the
-    #: receive *after* this many. ``None`` if the queue has no policy, or it could not be read.
+    #: From the queue's redrive policy. At the next receive *after* this many, SQS moves the message
+    #: to the dead-letter queue instead of delivering it. ``None``: the queue has no policy, or the
+    #: policy could not be read.
     max_receive_count: int | None = None
-    #: Receives that are known to have led to no run, for example because the message waited for its
-    #: ETA or its provider.
+    #: The number of receives that are known to have led to no run. For example, the message waited
+    #: for its ETA, or for its provider (the service that the task calls) to recover.
     deferrals: int = 0
-    #: The time from which the message has waited only for its provider. ``None`` if this worker has
-    #: not hidden the message for its provider.
+    #: The time at which the task could have run if its provider had been up. ``None``: this worker
+    #: has not hidden the message because of its provider.
     due_since: float | None = None
     #: SQS deletes the message this many seconds after ``sent_at``. ``None``: not known.
     retention_seconds: int | None = None
-    #: The worker's directory of files that mark lost messages. ``None``: no such directory.
+    #: The worker's directory of files that mark lost messages. A message is lost if another worker
+    #: may have received it. ``None``: no such directory.
     lost_flags: str | None = None
-    #: The task's ETA. ``None``: it was due when it was sent.
+    #: The task's ETA. ``None``: the task was due when it was sent.
     due_at: float | None = None
-    #: ``traceparent`` of the failed run, if this message is the replay of its dead letter.
+    #: The ``traceparent`` of the failed run, if this message is a replay of a dead letter.
     replay_of: str | None = None
 
     @property
@@ -90,20 +94,22 @@ class Delivery:
         """Read a message as ReceiveMessage returned it. Attributes that it lacks are ``None``.
 
         Arguments:
-            eta: when the task is due.
+            eta: when the task is due, in seconds since the epoch. ``None``: it has no ETA.
             held_seconds: how long a message may wait in a worker for its ETA, instead of on SQS.
-            times_given_back: receives after which this worker gave the message back without a run.
-            known: the fields that do not come from the message.
+            times_given_back: how often this worker gave the message back without a run.
+            known: the fields that do not come from the message, such as ``queue_url``.
         """
         attributes = message.get("Attributes") or {}
         sent_at = _seconds(attributes.get("SentTimestamp"))
         first_at = _seconds(attributes.get("ApproximateFirstReceiveTimestamp"))
         waits, began_at = 0, first_at
         if began_at is None and sent_at is not None:
-            # Without the time of the first receive, assume the longest delay that SQS allows. The
-            # real delay may be shorter, and there is none on a FIFO queue.
+            # Without the time of the first receive, assume that the message was sent with the
+            # longest delay that SQS allows. The real delay may be shorter, and a FIFO queue allows
+            # no delay of a single message.
             began_at = sent_at + MAX_DELAY_SECONDS
         if eta is not None and began_at is not None:
+            # Estimate the receives before the ETA. After each of them, the worker hid the message.
             waits = max(0, math.ceil((eta - began_at - held_seconds) / _HOP_SECONDS))
         return cls(
             message_id=message["MessageId"],
@@ -118,14 +124,18 @@ class Delivery:
 
     @property
     def earlier_runs(self) -> int:
-        """The most runs before this one. Not each receive leads to a run, so there may be fewer."""
+        """The largest possible number of runs before this receive.
+
+        Not every receive leads to a run, so the real number may be lower.
+        """
         return max(0, self.receive_count - 1 - self.deferrals)
 
     @property
     def first_due_at(self) -> float:
         """Time of the first receive at which the task was due. ``retry_for`` begins at this time.
 
-        It may be an estimate, because SQS reports the time of the message's first receive only.
+        The time may be an estimate, because SQS reports only the time of the message's first
+        receive.
         """
         if self.due_since is not None:
             return self.due_since
@@ -167,9 +177,9 @@ class Delivery:
     def visibility_delay(self, delay: float, *, now: float) -> int:
         """Turn a delay into whole seconds that SQS allows, at least 1.
 
-        Shorten it so that it ends within 12 hours after the receive and within the queue's
-        retention period, both less a margin. Round a fraction up, so that evenly spread delays from
-        0 to n become evenly spread delays from 1 to n.
+        Shorten the delay so that it ends within 12 hours after the receive and within the queue's
+        retention period, both less a margin. Round a fraction up. So evenly spread delays from 0 to
+        n become evenly spread delays from 1 to n.
         """
         longest = (
             MAX_VISIBILITY_TIMEOUT_SECONDS
@@ -185,7 +195,7 @@ class Delivery:
         """Return how much of its budgets the message has used, such as time and receives.
 
         Arguments:
-            retries: upper limit of the runs before this one.
+            retries: upper limit of the runs before this run.
             now: seconds since the epoch.
         """
         expires_at, most = self.expires_at, self.max_receive_count

@@ -31,7 +31,7 @@ class Envelope:
     content_type: str | None
     eta: float | None
     expires: float | None
-    #: All of Celery's headers. Never log them, because ``argsrepr`` is a text of the arguments.
+    #: All of Celery's headers. Never log them, because ``argsrepr`` quotes the arguments.
     headers: Mapping[str, Any] = field(repr=False)
 
     @property
@@ -41,9 +41,10 @@ class Envelope:
 
 
 def read_envelope(body: str) -> Envelope | None:
-    """Read an SQS message's body, plain or in base64 as kombu writes it by default.
+    """Read the envelope from the body of an SQS message.
 
-    Returns ``None`` if it is not a Celery message.
+    The body is plain JSON, or JSON in base64, as kombu writes it by default. Returns ``None`` if
+    the body is not a Celery message.
     """
     found = read_body(body)
     if found is None:
@@ -67,7 +68,8 @@ def read_envelope(body: str) -> Envelope | None:
 def arguments(body: str) -> tuple[Any, Any] | None:
     """Decode a task's arguments, or return ``None`` if they are not JSON.
 
-    They are the user's data. Show them to a person who has asked for them, but never log them.
+    The arguments are the user's data. Show them to a person who has asked for them, but never log
+    them.
     """
     envelope, found = read_envelope(body), read_body(body)
     if envelope is None or found is None or not envelope.is_json:
@@ -95,6 +97,7 @@ def with_headers(body: str, **headers: object) -> str:
     text = json.dumps(found)
     if not body.isascii():  # JSON's escapes would make the text three times as long
         plain = json.dumps(found, ensure_ascii=False)
+        # Half a surrogate pair cannot be encoded, so it must stay an escape.
         text = text if any("\ud800" <= c <= "\udfff" for c in plain) else plain
     return text if body.lstrip().startswith("{") else base64.b64encode(text.encode()).decode()
 

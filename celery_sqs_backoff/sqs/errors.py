@@ -36,7 +36,7 @@ class Blame(Enum):
     PASSING = "passing"
     #: The set-up. An operator has to act.
     OPERATOR = "operator"
-    #: One entry. A whole call may fail because of one of its entries.
+    #: One entry of a batch. It may also make the whole call fail.
     ENTRY = "entry"
 
 
@@ -51,7 +51,7 @@ class Kind(Enum):
     IN_DOUBT = "in doubt", Blame.PASSING
     #: The credentials have expired, or could not be fetched. The call had no effect.
     CREDENTIALS = "credentials", Blame.PASSING
-    #: The source of newer credentials does not answer. SQS was not called.
+    #: The source of newer credentials refuses or does not answer. SQS was not called.
     CREDENTIALS_LATE = "late credentials", Blame.PASSING
     #: Permissions are missing, or a KMS key is in a wrong state. Nothing was done.
     DENIED = "denied", Blame.OPERATOR
@@ -65,7 +65,8 @@ class Kind(Enum):
     BAD_ENTRY = "bad entry", Blame.ENTRY
     #: The server does not know this call. Only local servers say so.
     UNSUPPORTED = "unsupported", Blame.OPERATOR
-    #: Nothing left this machine, and repeating will not help: no credentials, no region, a bug.
+    #: Repeating the call will not help. The call did not leave this machine (no credentials, no
+    #: Region, a bug), or the server refused it with a 4xx status of unknown meaning.
     LOCAL = "local", Blame.OPERATOR
 
     def __init__(self, _: str, blame: Blame) -> None:
@@ -90,11 +91,11 @@ class Failure:
     """Why a call, or one entry of a batch, did not succeed.
 
     Attributes:
-        kind: its meaning.
+        kind: the meaning of the failure.
         code: SQS's error code without its namespace, or the exception's name. Never an error's
             text.
-        retry_after: the seconds that SQS asked the caller to wait; ``None`` = it did not ask.
-        is_of_call: whether the whole call failed, not one entry of it.
+        retry_after: the seconds that SQS asked the caller to wait; ``None`` = SQS did not ask.
+        is_of_call: whether the whole call failed, and not only one entry.
     """
 
     kind: Kind
@@ -111,7 +112,7 @@ class Failure:
     def is_of_lane(self) -> bool:
         """Whether the whole call failed for a reason outside its entries.
 
-        The worker then pauses all calls of this operation on the queue (its lane).
+        The worker then pauses the lane, which is all calls of this operation on the queue.
         """
         return self.is_of_call and self.kind.blame is not Blame.ENTRY
 
@@ -129,13 +130,14 @@ class Failure:
         return self.code
 
 
-#: The response lists the entry neither as successful nor as failed. For example, a proxy may have
-#: sent an empty 200.
+#: The response does not list the entry, not even as failed. For example, a proxy may have sent an
+#: empty response with status 200.
 NOT_LISTED = Failure(Kind.IN_DOUBT, "NotListed")
 
-#: Codes by meaning. https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/CommonErrors.html
-#: and the error lists of the actions above. An error of KMS has a code such as ``KmsThrottled``. In
-#: SQS's older protocol, and so in botocore, it has a code such as ``KMS.ThrottlingException``.
+#: The kind of each error code of SQS. The codes are from the error lists of the actions above, and
+#: from https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/CommonErrors.html
+#: In these lists, an error of KMS has a code such as ``KmsThrottled``. botocore reports the code of
+#: SQS's older protocol, such as ``KMS.ThrottlingException``.
 KINDS: Mapping[str, Kind] = {
     code: kind
     for kind, codes in {
@@ -167,17 +169,17 @@ KINDS: Mapping[str, Kind] = {
     for code in codes.split()
 }
 
-#: Codes of a signature that SQS refuses, as after a rotation of keys.
+#: Codes by which SQS refuses a signature, for example after a rotation of keys.
 _SIGNED_WRONGLY = (
     *("AuthFailure", "IncompleteSignature", "InvalidSecurity", "InvalidSignatureException"),
     *("MissingAuthenticationToken", "SignatureDoesNotMatch"),
 )
 
-#: Codes that mean a bad entry in a send, and a void receipt handle in a call that uses one.
+#: In a send, these codes mean a bad entry. In a call with receipt handles, they mean a void handle.
 _PARAMETER_CODES = frozenset({"InvalidParameterValue", "InvalidParameterValueException"})
 
-#: Errors before the request was sent. After botocore's other HTTP errors, SQS may have carried out
-#: the call.
+#: Errors from before the request was sent. After the errors in ``_IN_DOUBT``, SQS may have carried
+#: out the call.
 #: https://docs.aws.amazon.com/boto3/latest/guide/error-handling.html
 _UNREACHABLE = (
     botocore.EndpointConnectionError,
@@ -195,9 +197,11 @@ _CREDENTIALS = (
     botocore.MetadataRetrievalError,
     botocore.TokenRetrievalError,
 )
-#: Raised while a request is signed, by an expired role or a token file that is being replaced.
+#: Errors while botocore signs a request, for example because a role has expired, or because a token
+#: file is just being replaced.
 _WHILE_SIGNING = (RuntimeError, OSError)
 
+#: In SQS's text if a message would be hidden for more than 12 hours after its receive.
 _BEYOND_12_HOURS = "beyond the limit"
 
 
@@ -214,7 +218,7 @@ def failure_of(exc: BaseException, operation: Operation) -> Failure:
 
 
 def code_of(exc: BaseException) -> str:
-    """Return the code of an AWS error without its namespace, else the exception's name."""
+    """Return an AWS error's code without its namespace, or the name of another exception."""
     if isinstance(exc, botocore.ClientError):
         error = _mapping(_mapping(exc.response).get("Error"))
         return str(error.get("Code", "Unknown")).rpartition(".")[2].rpartition("#")[2]
@@ -265,13 +269,14 @@ def _kind_of_class(cls: type) -> Kind | None:
 def _kind_of_exception(exc: BaseException) -> Kind:
     kind = _kind_of_class(type(exc))
     # A TLS error, a timeout or a reset has the same class before and after the request was sent.
+    # Only the traceback can show that the request was not sent.
     if kind is Kind.IN_DOUBT and (certificate_failed(exc) or before_the_request(exc)):
         return Kind.UNREACHABLE
     if kind is not None:
         return kind
     passed = list_functions(exc, "botocore.endpoint")
-    # The response has arrived and is malformed. botocore 1.34 raises this error in a caller of
-    # ``_do_get_response``.
+    # The response has arrived, but is malformed. botocore raises such an error in
+    # ``_do_get_response``, and botocore 1.34 raises some in ``_send_request``.
     if "_do_get_response" in passed or passed == {"make_request", "_send_request"}:
         return Kind.IN_DOUBT
     if isinstance(exc, _WHILE_SIGNING) and not isinstance(exc, botocore.BotoCoreError):

@@ -1,4 +1,4 @@
-"""Finds the queues of an app, and calls them with the credentials that its workers use."""
+"""Finds the queues of an app, and makes calls on them with the credentials of its workers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from .errors import Failure, Kind, Operation, failure_of
 #: report soon that SQS does not answer.
 _SOON: Final = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 2}}
 
-#: No queue on SQS has the name. kombu creates a queue when an app declares it.
+#: Code of the failure if SQS has no queue of this name. kombu creates a queue when an app first
+#: declares the queue.
 NOT_CREATED: Final = "QueueDoesNotExist"
-#: ``predefined_queues`` is set and does not have this queue.
+#: Code of the failure if ``predefined_queues`` is set and does not have the queue.
 NOT_PREDEFINED: Final = "NotInPredefinedQueues"
 
 
@@ -37,7 +38,7 @@ def connection_to_look(app: Any, *, to_write: bool = False) -> Any:
 
 
 class QueueFinder:
-    """The queues of an app: their URLs, and the calls on them. Safe for threads.
+    """Finds the queues of an app, and makes calls on them. Safe to use from any thread.
 
     Arguments:
         channel: kombu's channel.
@@ -56,9 +57,10 @@ class QueueFinder:
         return queues
 
     def urls(self) -> list[str] | Failure:
-        """Return the URLs of the predefined queues or, if there are none, of all queues on SQS.
+        """Return the URLs of the predefined queues, or else of all queues that SQS lists.
 
-        kombu 5.5 shares its own list between all connections of the process, so SQS is asked.
+        SQS lists at most 1,000 queues. kombu's own list is not used. kombu 5.5 shares this list
+        between all connections of the process, so it may have queues of another account.
         """
         if self.predefined:
             return list(dict.fromkeys(str(queue["url"]) for queue in self.predefined.values()))
@@ -75,7 +77,7 @@ class QueueFinder:
         return self._clients.settling(url)
 
     def find(self, name: str) -> Calls | Failure:
-        """Return the object for calls on a queue, or why no queue has this name in Celery."""
+        """Return the object for calls on a queue, or a failure. ``name`` is its name in Celery."""
         if not self.predefined:
             found = self.find_in_sqs(self.key(name))
             is_absent = isinstance(found, Failure) and found.kind is Kind.NO_QUEUE
@@ -86,7 +88,7 @@ class QueueFinder:
         return self.calls(queue["url"])
 
     def find_in_sqs(self, name: str) -> Calls | Failure:
-        """Ask SQS for a queue by its name there (GetQueueUrl)."""
+        """Ask SQS for a queue by its name on SQS (GetQueueUrl), and return the object for calls."""
         calls = self.calls("")
         url = calls.attempt(
             Operation.GET_URL, lambda client: str(client.get_queue_url(QueueName=name)["QueueUrl"])
@@ -95,9 +97,9 @@ class QueueFinder:
 
 
 def why_not(exc: BaseException) -> str:
-    """Return the code of an exception of kombu or SQS, with SQS's action if there is one.
+    """Return the code of an exception of kombu or SQS, and the action of SQS if it is known.
 
-    The exception's text is left out, because it may quote a URL with its password.
+    The exception's text is left out, because it may quote a URL with a password.
     """
     cause = exc.__cause__ or exc
     action = getattr(cause, "operation_name", None)

@@ -1,10 +1,10 @@
 """Delays forks while another thread sets up a TLS connection.
 
-OpenSSL's locks do not survive a fork (https://github.com/openssl/openssl/issues/19066). If the pool
-forks a process while a thread of the worker loads certificates or makes a TLS handshake, the lock
-stays locked in that process. The process hangs in its own first TLS connection, and the worker
-holds the message of its task for good. Plain Celery does not have this problem, because the thread
-that forks is also the thread that calls SQS.
+OpenSSL's locks do not survive a fork (https://github.com/openssl/openssl/issues/19066). A thread of
+the worker holds such a lock while it loads certificates or makes a TLS handshake. If the pool forks
+a process in that time, the lock stays locked in the new process. The new process hangs in its first
+TLS connection, and the worker holds the message of its task for good. Plain Celery does not have
+this problem, because the thread that forks is also the thread that calls SQS.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any
 
 from botocore.awsrequest import AWSHTTPSConnection, AWSHTTPSConnectionPool
 
-#: Longest wait of a fork for handshakes. The event loop stands still while it waits, and a server
-#: may never answer.
+#: Longest wait of a fork for handshakes. The worker's event loop stands still while the fork waits,
+#: and a server may never answer.
 _LONGEST_WAIT_SECONDS = 1.0
 
 
 class Handshakes:
-    """Handshakes under way. Safe to use from any thread."""
+    """The TLS handshakes under way in this process. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self.after_in_child()
 
     def begin(self) -> object:
-        """Note that a handshake begins. If a fork waits for handshakes, let it happen first."""
+        """Note that a handshake begins. If a fork waits for handshakes, let the fork go first."""
         handshake = object()
         with self._cond:
             self._cond.wait_for(lambda: not self._fork_waits, _LONGEST_WAIT_SECONDS)
@@ -45,7 +45,7 @@ class Handshakes:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Count the block as one handshake, because it may make a TLS connection."""
+        """Count the ``with`` block as one handshake, because it may make a TLS connection."""
         handshake = self.begin()
         try:
             yield
@@ -53,10 +53,10 @@ class Handshakes:
             self.end(handshake)
 
     def before_fork(self) -> None:
-        """Stop new handshakes, and wait a second at most for the running ones.
+        """Hold up new handshakes, and wait a second at most for the handshakes under way.
 
-        The next fork does not wait again for a handshake that has not ended in this second. STS may
-        not answer for minutes, and in that time a pool may replace many processes.
+        The next fork does not wait again for a handshake that has not ended in this second. The
+        reason is that STS may not answer for minutes, while a pool replaces many processes.
         """
         self._cond.acquire()
         self._fork_waits = True

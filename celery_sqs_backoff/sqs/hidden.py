@@ -1,8 +1,8 @@
 """The messages that a worker has hidden for one provider and may bring forward. No I/O.
 
-SQS hides such a message until its visibility timeout ends. This module calls that time a hold. To
-bring a message forward is to end its hold early. Only the settlement table (``worker.settlement``)
-adds and drops messages.
+A provider is a service that tasks call. A hold is the time for which SQS hides a message, until the
+visibility timeout ends. To bring a message forward is to end its hold early. Only the settlement
+table (``worker.settlement``) adds and drops messages.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-#: A hold is certain until this long before its end, which allows for clocks and calls under way. A
-#: message is brought forward only while the hold is certain.
+#: For this many seconds before a hold ends, it is not certain that SQS still hides the message,
+#: because clocks differ and calls take time. A message is brought forward only while its hold is
+#: certain.
 MARGIN_SECONDS = 5.0
 
-#: Most messages that a worker keeps for one provider, about 1 KB each.
+#: Most hidden messages that a worker remembers for one provider. Each takes about 1 KB.
 MOST_HIDDEN = 20_000
 
 K = TypeVar("K", bound=Hashable)
@@ -25,14 +26,15 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """The permission to bring a message forward. Times are of the table's clock, in seconds.
+    """The permission to bring a message forward. Times are seconds of the settlement table's clock.
 
     Attributes:
-        among: the hidden messages of its provider.
-        not_before: the time before which it must not run.
-        probe_from: the time from which it may serve as a probe.
-        next_is_last: its next receive is the last that its queue allows.
-        receives: SQS's count of its receives so far.
+        among: the hidden messages of the same provider.
+        not_before: the time before which the message must not be brought forward.
+        probe_from: the time from which the message may be a probe, which tests whether a provider
+            that was down is up again.
+        next_is_last: whether the next receive of the message is the last that its queue allows.
+        receives: SQS's count of the message's receives so far.
     """
 
     among: Hidden[Any]
@@ -43,7 +45,7 @@ class Recall:
 
 
 class Hidden(Generic[K]):
-    """Hidden messages, by the end of their holds.
+    """The hidden messages of one provider, by the end of their holds.
 
     Arguments:
         most: the most messages to keep. SQS shows the others at the end of their holds.
@@ -52,8 +54,9 @@ class Hidden(Generic[K]):
     def __init__(self, most: int = MOST_HIDDEN) -> None:
         self._most = most
         self._kept: dict[K, tuple[float, int, Recall]] = {}
-        #: ``_early`` has the messages that must not run yet, by ``not_before``. ``_furthest`` has
-        #: the others, the last due first.
+        #: Two heaps. ``_early`` has the messages that must not be brought forward yet, by
+        #: ``not_before``. ``_furthest`` has the others, the latest end of hold first. An entry
+        #: stays in its heap when its message is dropped, or is added again with a new ticket.
         self._early: list[tuple[float, int, K]] = []
         self._furthest: list[tuple[float, int, K]] = []
         self._tickets = itertools.count()
@@ -68,12 +71,12 @@ class Hidden(Generic[K]):
     def add(self, message: K, until: float, recall: Recall, now: float) -> float | None:
         """Keep a message that SQS hides, and return when its hold is no longer certain.
 
-        Return ``None`` if the message is not kept, because there is no room, or because its hold
-        ends before it may run.
+        Return ``None`` if the message is not kept. Either there is no room, or the hold is not
+        certain for long enough to bring the message forward.
 
         Arguments:
             until: the end of the hold.
-            recall: the permission to bring it forward.
+            recall: the permission to bring the message forward.
             now: the time.
         """
         certain_until = until - MARGIN_SECONDS
@@ -82,6 +85,7 @@ class Hidden(Generic[K]):
         ticket = next(self._tickets)
         self._kept[message] = certain_until, ticket, recall
         heapq.heappush(self._early, (recall.not_before, ticket, message))
+        # Make the heaps again when more than half of their entries are outdated.
         if len(self._early) + len(self._furthest) > 2 * len(self._kept) + 64:
             self._early = [(each.not_before, n, key) for key, (_, n, each) in self._kept.items()]
             heapq.heapify(self._early)
@@ -92,7 +96,7 @@ class Hidden(Generic[K]):
         self._kept.pop(message, None)
 
     def furthest(self, most: int, now: float) -> list[K]:
-        """Return up to ``most`` messages that may run, the last due first."""
+        """Return up to ``most`` messages to bring forward, the latest end of hold first."""
         while self._early and self._early[0][0] <= now:
             _, ticket, message = heapq.heappop(self._early)
             heapq.heappush(self._furthest, (-self._until(message, ticket), ticket, message))
@@ -106,14 +110,15 @@ class Hidden(Generic[K]):
         return [message for _, _, message in found]
 
     def _until(self, message: K, ticket: int) -> float:
-        """Return the end of a hold, or 0 if it has ended."""
+        """Return the time until which a hold is certain, or 0 for an outdated entry of a heap."""
         at, newest, _ = self._kept.get(message, (0.0, ticket, None))
         return at if newest == ticket else 0.0
 
     def to_probe_with(self, now: float) -> K | None:
-        """Return the message with the fewest receives for a probe, or ``None``.
+        """Return the message to bring forward as a probe, or ``None`` if no message is ready.
 
-        A message whose next receive is its last is chosen only if there is no other.
+        Prefer messages that have more than one receive left. Of these, choose the message with the
+        fewest receives so far.
         """
         ready = [
             (recall.next_is_last, recall.receives, ticket, message)
@@ -123,6 +128,6 @@ class Hidden(Generic[K]):
         return min(ready)[-1] if ready else None
 
     def all(self) -> list[tuple[K, float, Recall]]:
-        """Return each message with the end of its hold and its permission, last due first."""
+        """Return each message with the end of its hold and its permission, the latest end first."""
         found = ((key, at + MARGIN_SECONDS, recall) for key, (at, _, recall) in self._kept.items())
         return sorted(found, key=lambda each: -each[1])

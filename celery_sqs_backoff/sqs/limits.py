@@ -20,13 +20,14 @@ MAX_WAIT_TIME_SECONDS: Final = 20
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-messages.html
 MAX_BATCH_ENTRIES: Final = 10
 
-#: Most message attributes on one message, and the most bytes of body and attributes together
-#: (for a batch: of all its entries). Same page.
+#: Most message attributes on one message, and most bytes of its body and attributes together. A
+#: batch may have as many bytes in all its entries together. Same page as for ``MAX_BATCH_ENTRIES``.
 MAX_MESSAGE_ATTRIBUTES: Final = 10
 MAX_MESSAGE_BYTES: Final = 1_048_576
 
-#: Most messages of one queue that may be received and not yet deleted: running, or hidden by a
-#: backoff. Beyond it SQS hands out no messages. (FIFO queues: the same since November 2024.)
+#: Most messages of one queue that may be received and not yet deleted, such as messages of running
+#: tasks and messages hidden by a backoff. At this limit, SQS delivers no further messages. FIFO
+#: queues have the same limit since November 2024.
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-queues.html
 MAX_IN_FLIGHT_MESSAGES: Final = 120_000
 
@@ -34,5 +35,7 @@ MAX_IN_FLIGHT_MESSAGES: Final = 120_000
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
 MAX_MAX_RECEIVE_COUNT: Final = 1_000
 
-#: Longest ``DelaySeconds`` of a message or a queue. Same page.
+#: Longest ``DelaySeconds`` of a message or a queue.
+#: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SendMessage.html
+#: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-delay-queues.html
 MAX_DELAY_SECONDS: Final = 900

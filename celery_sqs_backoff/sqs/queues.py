@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Codes of failures that do not pass by themselves. The other codes of ``DENIED`` are for refused
-#: signatures, which do not depend on the queue.
+#: Codes of a missing permission, which does not pass by itself. The other codes of ``Kind.DENIED``
+#: that GetQueueAttributes returns are for refused signatures, and newer credentials may help.
 _FOR_GOOD = {"AccessDenied", "AccessDeniedException"}
 
 
@@ -41,7 +41,7 @@ class Queue:
     dlq_arn: str | None = None
     #: False: the attributes could not be read yet, so a dead-letter queue may or may not exist.
     is_read: bool = True
-    #: Messages in flight, hidden ones too, when the queue was read. 0 if SQS did not say.
+    #: Messages in flight when the queue was read, including hidden messages. 0: not known.
     messages_in_flight: int = field(default=0, compare=False)
     #: All attributes, as GetQueueAttributes returned them. ``None``: they could not be read.
     attributes: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
@@ -56,14 +56,14 @@ class Queue:
 
     @cached_property
     def dlq_url(self) -> str | None:
-        """URL of the dead-letter queue, or ``None`` without one."""
+        """URL of the dead-letter queue, or ``None`` if the queue has no dead-letter queue."""
         return None if self.dlq_arn is None else sibling_url(self.url, self.dlq_arn)
 
 
 def read_redrive_policy(attributes: Mapping[str, str]) -> tuple[str | None, int | None]:
     """Return the ARN of a queue's dead-letter queue and its ``maxReceiveCount``.
 
-    Both are ``None`` if the queue has no redrive policy, or one that SQS would not accept.
+    Both are ``None`` if the queue has no redrive policy, or an invalid policy.
     """
     try:
         policy = json.loads(attributes.get("RedrivePolicy") or "{}")
@@ -73,7 +73,7 @@ def read_redrive_policy(attributes: Mapping[str, str]) -> tuple[str | None, int 
 
 
 def sibling_url(url: str, arn: str) -> str:
-    """Return the URL of a queue in the same account and Region as the queue at ``url``.
+    """Return the URL of the queue ``arn`` in the same account and Region as the queue at ``url``.
 
     A dead-letter queue must be in the account and Region of its source, so only the name differs.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
@@ -101,12 +101,15 @@ def count_messages(attributes: Mapping[str, str]) -> tuple[int, int, int]:
 def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None) -> Queue:
     """Ask SQS for a queue's attributes (GetQueueAttributes).
 
-    If the read fails, return the attributes of the last read that succeeded. If there are none:
+    If the read fails, return the attributes of the last read that succeeded, with 0 messages in
+    flight. If no read has succeeded:
 
-    - Without the permission, return SQS's default visibility timeout and no dead-letter queue.
-    - Else (SQS is unreachable, for example) return ``is_read=False``. The caller should read again.
+    - If the permission is missing, or the server does not know the call, return SQS's default
+      visibility timeout and no dead-letter queue.
+    - In other cases, for example if SQS is unreachable, return a queue with ``is_read=False``. The
+      caller should read again soon.
 
-    Each of the two is logged once.
+    Each of these two cases is logged once.
 
     Arguments:
         client: a boto3 client, or a :class:`Calls`.

@@ -1,9 +1,9 @@
 """Finds credentials in the texts of errors by their usual forms, and masks them.
 
 An error's text can quote data of a sender, who may want to slow the search down. So a text is cut
-before it is searched, and each pattern takes linear time: no unbounded quantifier contains another,
-and a quantifier is bounded if the pattern can still fail after it. The search cannot find every
-credential, because a password in a sentence has no form of its own.
+before it is searched, and each pattern takes linear time. To keep a pattern linear, no unbounded
+quantifier contains another, and a quantifier is bounded if the pattern can still fail after it. The
+search cannot find every credential, because a password in a sentence has no form of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ MASK = "***"
 #: divides.
 _MARGIN = 2_000
 
-#: Most frames of each exception in a chain. A record keeps fewer.
+#: A traceback is formatted with at most this many frames of each exception in a chain. A record may
+#: have fewer, because its text is cut.
 _MAX_FRAMES = 60
 
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----")
@@ -50,8 +51,8 @@ _SEPARATOR = r"""
     [\[({]{0,2}
 """
 
-#: A quoted value, which may hold anything up to the same quote. If the text was cut, that quote may
-#: be missing.
+#: A quoted value, which may hold anything up to the same quote. If the text was cut, the closing
+#: quote may be missing.
 _QUOTED = r"""
       [bru]{0,2} (?P<quote>["']) (?: [^"'\\\n] | \\. | (?!(?P=quote))["'] )* (?P=quote)?
     | [bru]{0,2} (?P<escaped>\\{1,3}["']) (?: (?!(?P=escaped)) [^\n] )* (?P=escaped)?
@@ -84,7 +85,8 @@ _BARE = re.compile(
     )
     """
 )
-#: ``Bearer ...`` without its header. It must have a digit, unlike a word in a sentence.
+#: ``Bearer ...`` or ``Basic ...`` without the name of a header. The value must have a digit or
+#: ``=``, unlike a word in a sentence.
 _SCHEME = re.compile(r"(?i)\b(bearer|basic)(\s{1,3})(?=[^\s\"']{0,200}[0-9=])[^\s\"',;]+")
 
 
@@ -117,7 +119,7 @@ class ErrorText:
             exc: the exception. Its ``__str__`` is the user's code and may raise.
             traceback: the formatted text. ``None``: the traceback of ``exc``, if it has one.
             type_only: keep only the name of the class.
-            redact: the user's own masking, called with each text after we have cut and masked it.
+            redact: the user's own masking. It gets each text that this method has cut and masked.
                 If it raises, or returns anything but a string, that text is left out.
         """
         if type_only:
@@ -134,7 +136,7 @@ class ErrorText:
 def redact_text(text: str | None, limit: int, *, keep_end: bool = False) -> str | None:
     """Return a text with credentials masked, cut to about ``limit`` characters.
 
-    It is cut to ``limit`` and a margin first, so that the time does not grow with the text.
+    First cut the text to ``limit`` and a margin, so that the time does not grow with the text.
 
     Args:
         text: ``None`` stays ``None``.
@@ -154,7 +156,7 @@ def redact_text(text: str | None, limit: int, *, keep_end: bool = False) -> str 
 
 
 def mask(text: str) -> str:
-    """Replace text in the form of a credential by ``***``. Time is linear in its length."""
+    """Replace text in the form of a credential by ``***``, in time linear in the text's length."""
     text = _without_private_keys(text)
     text = _without_userinfo(text)
     text = _NAMED.sub(rf"\g<name>{MASK}", text)
@@ -163,7 +165,7 @@ def mask(text: str) -> str:
 
 
 def _from_a_boundary(text: str) -> str:
-    """Drop the first line, which was cut, or only its first word if the line is long."""
+    """Drop the first line, which was cut. If it is long, drop only a word or 2,000 characters."""
     for end in ("\n", " "):
         position = text.find(end, 0, _MARGIN)
         if position != -1:
@@ -172,7 +174,7 @@ def _from_a_boundary(text: str) -> str:
 
 
 def _without_private_keys(text: str) -> str:
-    """Mask each key from its first line to its last. A key that was cut may lack one of them."""
+    """Mask each key from its first line to its last. In a cut text, either line may be missing."""
     if "PRIVATE KEY" not in text:
         return text
     kept, position = [], 0

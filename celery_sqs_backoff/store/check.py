@@ -105,8 +105,8 @@ def eviction_of(app: Any) -> str | None:
     return store.evicts() if isinstance(store, RedisStore) else None
 
 
-#: Database connection pools of the parent process. Without a reference, Python would close them and
-#: wait for their threads, which do not exist in this process.
+#: In a forked process, the database connection pools of its parent. Without a reference, Python
+#: would close the pools and wait for their threads, which do not exist in the forked process.
 _FORGOTTEN: list[Any] = []
 
 
@@ -166,7 +166,9 @@ def _warn(app: Any) -> None:
         logger.warning("sqs_backoff.not_signed: %s", why)
     if (why := eviction_of(app)) is not None:
         logger.warning(
-            "sqs_backoff.store_evicts: %s, so work may be done twice. Set noeviction", why
+            "sqs_backoff.store_evicts: %s, so records may be dropped early and work done twice."
+            " Set maxmemory-policy to noeviction",
+            why,
         )
 
 

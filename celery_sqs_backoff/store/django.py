@@ -1,8 +1,8 @@
 """Keep records in a table of a Django project. The database's clock decides when a record ends.
 
-SQLite uses the clock of the machine that all its users share. Each change is one statement in
-autocommit, so it is committed when it returns. Run ``manage.py sqs_backoff_clear_expired`` daily to
-delete ended records.
+SQLite has no server, so it uses the machine's clock, which all its users share. Each change is one
+statement in autocommit, so it is committed when it returns. Run
+``manage.py sqs_backoff_clear_expired`` daily to delete ended records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _ADDS = 100
 #: Most tries of one statement. Each try after the first uses a new connection.
 _TRIES = 5
 
-#: Errors by which a database refuses a user: codes of MySQL, and texts of PostgreSQL and SQLite.
+#: Errors that waiting does not cure, such as a wrong password or a missing table. The codes are of
+#: MySQL, the texts of PostgreSQL and SQLite.
 _REFUSALS = {1044, 1045, 1049, 1142}
 _REFUSAL_TEXTS = ("authentication failed", "does not exist", "no such table")
 
@@ -76,7 +77,7 @@ class DjangoStore:
     def delete(self, key: str, old: str) -> bool:
         def delete(records: Any, now: Any) -> Any:
             # Django's ``delete()`` would not be atomic. If the project has a receiver of
-            # ``pre_delete``, it first selects the record, and then deletes it by its key alone.
+            # ``pre_delete``, Django first selects the record, and then deletes it by its key alone.
             return _present(records, now, key, old)._raw_delete(self._using)
 
         return bool(self._ask(delete))
@@ -113,8 +114,8 @@ class DjangoStore:
 
         if records.filter(key=at, expires_at__lte=now).update(**new, expires_at=now + ttl):
             return True
-        # ``_ask`` allows a transaction only around a test. An error would make that transaction
-        # unusable, except in a block of its own.
+        # ``_ask`` allows an open transaction only if a Django test has opened it. An error would
+        # make this transaction unusable, so create the record in an inner block (a savepoint).
         is_in_test = connections[self._using].in_atomic_block
         atomic = transaction.atomic(using=self._using) if is_in_test else nullcontext()
         try:
@@ -127,10 +128,10 @@ class DjangoStore:
     def _ask(self, statement: Callable[[Any, Any], T]) -> T:
         """Call ``statement`` with the table and the database's clock.
 
-        Try again if the database has rolled the statement back because of a concurrent one, or if
-        the connection is unusable. For example, it was idle for too long, or the server was
-        restarted or has become a read-only replica. The first try may then have taken effect: see
-        ``Store``.
+        Try again if the database has rolled the statement back because of a concurrent statement,
+        or if the connection is unusable. For example, the connection was idle for too long, or the
+        server was restarted or has become a read-only replica. The first try may have taken effect
+        (see ``Store``).
         """
         from django.db import DatabaseError, InterfaceError, connections
 
@@ -149,7 +150,7 @@ class DjangoStore:
             except (DatabaseError, InterfaceError) as exc:
                 if _is_refused(exc):
                     migrate = f"manage.py migrate celery_sqs_backoff --database {self._using}"
-                    why = f"Django: {type(exc).__name__}; {migrate!r} makes the table"
+                    why = f"Django: {type(exc).__name__}; if the table is missing, run {migrate!r}"
                     raise StoreRefused(why) from exc
                 is_away = connection.connection is None
                 if is_away or connection.in_atomic_block or not tries_left:

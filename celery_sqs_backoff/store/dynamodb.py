@@ -1,10 +1,11 @@
 """Keep records in a DynamoDB table. Each change is one conditional write.
 
 A condition in DynamoDB cannot use a clock of the server, so the caller's clock decides when a
-record ends. Each record is kept ``clock_skew_seconds`` longer than asked for. So no lease ends
-early if the clocks differ by less than that. DynamoDB's own TTL removes expired items only
-within days (https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/TTL.html). So every
-condition also compares the time at which the record ends.
+record ends. Each record is kept ``clock_skew_seconds`` longer than asked for. So no record, such
+as the lease of a lock, ends early if the clocks differ by less than ``clock_skew_seconds``.
+DynamoDB's own TTL removes expired items only within days
+(https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/TTL.html). So every condition also
+checks whether the record has ended.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class DynamoDBStore:
     Arguments:
         table: name of the table.
         region, endpoint_url: as for boto3; ``None`` = boto3's default.
-        clock_skew_seconds: seconds by which the workers' clocks may differ, from 0 up.
+        clock_skew_seconds: seconds by which the workers' clocks may differ, from 0 up. Default 5.
 
     Raises:
         ValueError: an argument is invalid.
@@ -113,7 +114,8 @@ class DynamoDBStore:
             raise StoreUnavailable(f"DynamoDB: {type(exc).__name__}") from exc
         return True, answer.get("Item", {})
 
-    # DynamoDB's TTL needs whole seconds. Round up, so that no record ends early.
+    # DynamoDB's TTL needs whole seconds. Round the present time down and the end of a record up, so
+    # that no record ends early.
 
     def _now(self) -> dict[str, str]:
         return {"N": str(math.floor(time.time()))}

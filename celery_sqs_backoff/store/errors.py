@@ -9,7 +9,10 @@ from ..retry.outcomes import ExplicitOutcome, Outcome, Verdict
 
 
 class SafeError(ExplicitOutcome):
-    """Base class of all errors of ``celery_sqs_backoff.safe``. UNKNOWN, and not retried."""
+    """Base class of all errors of ``celery_sqs_backoff.safe``.
+
+    Unless a subclass says otherwise, the outcome is UNKNOWN, and the task is not retried.
+    """
 
     @property
     def verdict(self) -> Verdict:
@@ -41,9 +44,9 @@ class StoreRefused(StoreUnavailable):
 class StoreInTransaction(SafeError):
     """A Django transaction is open. Its rollback would undo the work or the record, but not both.
 
-    A lock would also end before its holder's writes are committed.
+    A lock would also be released before its holder's writes are committed.
     """
 
 
 class RecordRejected(SafeError):
-    """A record's signature is missing or wrong, so this project did not write it."""
+    """This project did not write the record (no valid signature), or cannot read or decrypt it."""

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-#: The store deletes expired records each time that this number of records was added.
+#: After every 1,000 added records, the store deletes the expired records.
 _SWEEP_EVERY = 1000
 
 

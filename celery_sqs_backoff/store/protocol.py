@@ -1,7 +1,7 @@
 """The four atomic methods that every store has.
 
-Guards, steps, locks and workflows use only these methods, and so do call rates that workers
-share.
+Guards, steps, locks and workflows use only these methods. So do the call rates that workers share,
+and the status that workers publish.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Protocol, runtime_checkable
 
 from ..retry.policies import to_seconds
 
-#: Seconds for which a record is kept that has no guard's window and no lock's lease: 30 days. SQS
-#: keeps a message for at most 14 days in its queue, and for another 14 days in the dead-letter
-#: queue.
+#: Seconds for which a record is kept, unless a guard's window or a lock's lease says otherwise. The
+#: 30 days outlast a message. SQS keeps a message for at most 14 days in its queue, and for another
+#: 14 days in the dead-letter queue.
 KEEP_SECONDS = 30 * 24 * 3600.0
 
 #: Longest time for which a record may be kept, in days. A longer time could overflow a timestamp.

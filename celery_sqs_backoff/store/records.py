@@ -1,9 +1,10 @@
 """Read and write the records of one project, as JSON, in a store that other projects may share.
 
-A key in the store is a hash that includes the project's namespace, so two environments on one store
-have different keys. Values are encrypted if the project has a cipher. If it has a secret, each
-value is signed together with its key. So a record is rejected if another project wrote it, or if it
-was moved to another key. A record is replaced or deleted only if it is unchanged since it was read.
+A key in the store has a hash of the project's namespace and the record's name. So projects with
+different namespaces have different keys. Values are encrypted if the project has a cipher. If the
+project has a secret, each value is signed together with its key. So a record is rejected if another
+project wrote it, or if it was moved to another key. A record is replaced or deleted only if it is
+unchanged since it was read.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Records:
         key = self.key(kind, name)
         raw = self._seal(key, fields)
         there = self.store.add(key, raw, ttl)
-        if there is None or there == raw:  # the same, if a client library has sent the call twice
+        if there is None or there == raw:  # equal if a client library has sent the call twice
             return Record(key, raw, fields, is_new=True)
         return self._open(key, there)
 
@@ -88,8 +89,8 @@ class Records:
     ) -> Record | None:
         """Replace a record, and return the new one, or ``None`` if the record has changed.
 
-        If the store says that the record has changed, this method reads it again. The change is our
-        own if a client library has sent the call twice.
+        If the store says that the record has changed, this method reads the record again. A client
+        library may have sent the call twice. Then the change is this method's own.
 
         Arguments:
             old: the record that the caller has read.
@@ -117,7 +118,8 @@ class Records:
             ttl: seconds until the record ends.
             change: gets all old fields. It returns the fields to change, or ``None`` to leave the
                 record unchanged. It may be called again if another run writes at the same time.
-            keeps_end: whether the end of an existing record stays the same. Default: it moves.
+            keeps_end: whether the end of an existing record stays the same. Default: the record
+                then ends ``ttl`` seconds from now.
 
         Raises:
             StoreUnavailable: other runs wrote the record first at each of ten tries.
@@ -164,7 +166,7 @@ class Records:
         return self._signed(key, text)[0]
 
     def _signed(self, key: str, text: str) -> list[str]:
-        """Return the text once per secret, with a signature in front. Write only the first one."""
+        """Return the text once for each secret, with a signature in front. Write only the first."""
         if not self._secrets:
             return [f"s0::{text}"]
         message = f"{key} {text}".encode()  # unambiguous, because a key has no space

@@ -52,9 +52,9 @@ class RedisStore:
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
-        # A new connection helps if the old one was idle for too long, or if the server has become a
-        # replica and the address leads to the new primary. The first call may have taken effect
-        # before the retry: see ``Store``.
+        # Retry a failed call once, on a new connection. This helps if the old connection was idle
+        # for too long, or if the server has become a replica and the address leads to the new
+        # primary. The first call may have taken effect before the retry (see ``Store``).
         gone = (exceptions.ConnectionError, exceptions.ReadOnlyError)
         self._redis: Any = Redis.from_url(
             url,
@@ -104,7 +104,6 @@ class RedisStore:
         return bool(self._run_script(_DELETE, key, old))
 
     def _run_script(self, script: str, key: str, *arguments: object) -> Any:
-        """Run a script on one key."""
         from redis import exceptions
 
         try:

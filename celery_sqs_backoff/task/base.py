@@ -34,8 +34,8 @@ from .run import judge_failure, retry_task, seconds_until, wrap_task, wrap_trace
 
 _REQUEST: Final = "celery_sqs_backoff.worker.request:BackoffRequest"
 
-#: Settings of Celery that would let a message bypass the task's budgets, with the values that our
-#: tasks use instead. For our tasks only ``retry.decision`` decides about messages.
+#: Task options of Celery that would let a message bypass the limits on its retries, with the values
+#: that our tasks use instead. For our tasks only ``retry.decision`` decides about messages.
 _OVERRULED: Final[Mapping[str, bool]] = {
     "reject_on_worker_lost": False,
     "retry_on_worker_lost": False,
@@ -50,21 +50,21 @@ _OURS: Final = __name__.partition(".")[0] + "."
 class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     """A Celery task that retries failures through its own SQS message.
 
-    If the task raises a retryable error, the message stays on the queue, and SQS hides it for a
-    delay drawn from ``backoff`` (by the visibility timeout). The worker publishes no copy and does
+    If the task raises a retryable error, the message stays on the queue. SQS hides it (by the
+    visibility timeout) for a delay drawn from ``backoff``. The worker publishes no copy and does
     not sleep, and the message id stays the same. A message that is not retried, or not any more,
-    goes to the queue's dead-letter queue with the reason on it, and the task's result becomes
+    goes to the queue's dead-letter queue with the reason on it. The task's result then becomes
     FAILURE immediately.
 
     Options (class attributes or keywords of ``@app.task``; app-wide: ``app.conf.sqs_backoff``):
 
     * ``backoff``: the delay policy. Default ``FullJitter(base=2, cap=3600)``: seconds, uniform over
       0 to 2, 4, 8, ... 3600.
-    * ``retry_for``: seconds or timedelta since SQS first delivered the message at or after its ETA.
-      After that, no retry starts. Default 36 hours; ``None`` = no limit.
+    * ``retry_for``: seconds or timedelta after which no retry starts. The time begins when SQS
+      first delivers the message at or after its ETA. Default 36 hours; ``None`` = no limit.
     * ``max_retries``: as in Celery, but ``None`` (no limit) by default. On SQS it limits the
-      receives of a message. Not every receive leads to a run: for example, a worker that stops
-      gives back messages that it has prefetched and not run.
+      receives of a message. Not every receive leads to a run. For example, a worker that stops
+      gives back the messages that it has prefetched and not run.
     * ``retry_on``: exception classes that are RETRYABLE. Default ``()``: unknown errors are not
       retried.
     * ``classify``: callables ``(exc) -> Outcome | Verdict | None``, asked before ``retry_on``.
@@ -76,10 +76,10 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
       process or a hard time limit. Default 3.
     * ``fifo_cap``: seconds or timedelta; the longest delay drawn from ``backoff`` on a FIFO queue,
       where a hidden message holds up its message group. Default 300.
-    * ``park_above``: a share of SQS's quota of 120,000 messages in flight. Above it, a message that
-      would be hidden goes to the dead-letter queue instead, marked as parked, because SQS delivers
-      no more messages at the quota. Default 0.8; ``None`` = never. It does not apply to FIFO
-      queues, because parking would break their order.
+    * ``park_above``: a share of SQS's quota of 120,000 messages in flight. Hidden messages count as
+      in flight, and at the quota SQS delivers no further messages. Above the share, a message that
+      would be hidden goes to the dead-letter queue instead, marked as parked. Default 0.8;
+      ``None`` = never. It does not apply to FIFO queues, because parking would break their order.
     * ``record_detail``: how much of the exception the dead-letter record holds: ``"full"``
       (default: type, message and traceback, credentials masked) or ``"type"``.
     * ``provider``: a :class:`~celery_sqs_backoff.Provider` or its name. While the provider is down,
@@ -166,7 +166,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
         """Refuse options that a derived class does not support.
 
         Raises:
-            ImproperlyConfigured: names the option.
+            ImproperlyConfigured: the text names the option.
         """
 
     @property
@@ -195,7 +195,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
 
         With ``countdown`` (seconds) or ``eta`` the message gets SQS's ``DelaySeconds``, at most
         900, except on FIFO queues, which have no delay per message. The ETA also stays on the
-        message, and the worker does not run the task before it.
+        message, and the worker does not run the task before the ETA.
         """
         if delay := self._delay_seconds(producer, args, kwargs, options):
             options["DelaySeconds"] = delay
@@ -207,10 +207,11 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     def lease_lost(self) -> bool:
         """Whether another worker may already be running this message.
 
-        Check this in a long task before a side effect that must not happen twice. It becomes and
-        stays true when SQS refuses to renew the message's visibility timeout, or when that timeout
-        runs out because the worker cannot reach SQS. It is false on other brokers. SQS does not
-        always report the loss: a standard queue accepts renewals of an expired receipt handle.
+        Check this in a long task before a side effect that must not happen twice. It becomes true
+        when SQS refuses to renew the message's visibility timeout. It also becomes true when that
+        timeout runs out because the worker cannot reach SQS. Then it stays true for the rest of the
+        run. It is always false on other brokers. SQS does not always report the loss: a standard
+        queue accepts renewals of an expired receipt handle.
         """
         run = run_of(self.request)
         delivery = None if run is None else run.delivery
@@ -231,7 +232,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     _judge = judge_failure
 
     def _delay_seconds(self, producer: Any, args: Any, kwargs: Any, options: Any) -> int:
-        """Return the seconds for which SQS should delay a message, 0 on other brokers."""
+        """Return the seconds for which SQS should delay a message, or 0 if SQS cannot delay it."""
         countdown, eta = options.get("countdown"), options.get("eta")
         if (countdown is None and not isinstance(eta, datetime)) or producer is not None:
             return 0

@@ -9,7 +9,7 @@ from ..retry.outcomes import Verdict
 
 
 class Answered(Exception):
-    """Raised to end a run without the task's work, which an earlier run or another message does.
+    """Raised to end a run, because an earlier run has done the work or another message does it.
 
     Attributes:
         result: the value to store as the task's result.

@@ -27,8 +27,8 @@ from ..sqs.redact import ErrorText
 #: The key of a request under which the main process sends the :class:`Delivery`.
 DELIVERY_KEY = "sqs_delivery"
 
-#: How many characters of a failure's text and traceback are sent to the main process, at most. It
-#: needs them only for Celery's events. The result backend already has the full text.
+#: Most characters of a failure's text and traceback that are sent to the main process. They are
+#: used only in Celery's events. The result backend already has the full text.
 _MAX_REPR_CHARACTERS: Final = 1_000
 _MAX_TRACEBACK_CHARACTERS: Final = 6_000
 
@@ -86,12 +86,13 @@ class Run:
         delivery: facts about the SQS message, or ``None`` on another broker and in an eager task.
         has_begun: whether the task's own code was called.
         is_running: whether the task's own code is running now.
-        is_awaited: whether callbacks, the rest of a chain or a chord still wait for its success.
+        is_awaited: whether callbacks, the rest of a chain or a chord still wait for the run's
+            success.
         arguments: the arguments of the task's own code: a tuple and a dict.
         asked: the last exception of ``self.retry()`` and its reason, or ``None``.
         copy: the ``Retry`` for a copy of the message that the run has published, or ``None``.
         report: how the run ended, or ``None`` while it runs.
-        is_known: whether a rule of the task has classified its failure.
+        is_known: whether a rule of the task has classified the run's failure.
         extension_state: an object in which the task's :class:`Extension` keeps facts of its own.
     """
 
@@ -108,7 +109,7 @@ class Run:
 
     @cached_property
     def id(self) -> str:
-        """ID of the run. Another receive of the message leads to another run."""
+        """ID of the run, different for each receive of the message."""
         return uuid4().hex if self.delivery is None else self.delivery.run_id
 
     def get_asked(self, raised: BaseException) -> Asked | None:
@@ -123,9 +124,11 @@ RUNNING: ContextVar[Run | None] = ContextVar("celery_sqs_backoff_run", default=N
 def run_of(request: Any) -> Run | None:
     """Return the run of a task's request, or ``None`` if the request is not running here.
 
-    For example, the task was called as a function, or the main process calls a hook of the task.
+    For example, the request is not running here if the task was called as a function, or if the
+    main process calls a hook of the task.
     """
-    if request.is_eager:  # may run inside a task with the same ID, as after ``Task.replace``
+    # An eager task may run inside a task with the same ID, as after ``Task.replace``.
+    if request.is_eager:
         run: Run | None = getattr(request, "sqs_run", None)
     else:
         run = RUNNING.get()

@@ -1,8 +1,9 @@
 """Wraps one run of a task. The steps are: begin, call, judge, undo, decide, report.
 
 A run begins and ends in :func:`wrap_trace`, around Celery's tracer. In between, Celery calls the
-task's ``run``, which :func:`wrap_task` has wrapped. That wrapper judges a failure before Celery
-sees it. So a later failure of the result backend, a hook or the canvas cannot change the decision.
+task's ``run``, which :func:`wrap_task` has wrapped. That wrapper judges a failure (finds out
+whether the work may have been processed), and decides about the message, before Celery sees the
+failure. So a later failure of the result backend, a hook or the canvas cannot change the decision.
 All of this happens in the process that runs the task.
 """
 
@@ -62,8 +63,8 @@ from .upstream import (
 logger = get_task_logger(__name__)
 
 #: Header of a retry that is published to a broker other than SQS. It has the time of the first
-#: failure in seconds since the epoch. ``retry_for`` begins then, because other brokers report no
-#: receive times.
+#: failure in seconds since the epoch. ``retry_for`` counts from this time, because other brokers
+#: report no receive times.
 FIRST_FAILED_AT: Final = "sqs_backoff_first_failed_at"
 
 _RETURNED: Final = Report(RunEnd(End.RETURNED))
@@ -72,7 +73,7 @@ _RETURNED: Final = Report(RunEnd(End.RETURNED))
 class Aborted(BaseException):
     """Raised in place of a ``MemoryError`` that no rule of the task classifies.
 
-    Celery would store the ``MemoryError`` as a FAILURE.
+    Celery would store the ``MemoryError`` as a FAILURE, but the message may still be retried.
     """
 
 
@@ -139,7 +140,10 @@ def _hand_over_escaped(task: Any, run: Run, exc: BaseException) -> Any:
 
 
 def _report_at_last(task: Any, run: Run, exc: BaseException) -> Report:
-    """Return the run's report after Celery has stored its result, or has failed to store it.
+    """Return the final report of a run, when Celery's tracer has ended.
+
+    If the task's own code has not reported, for example because Celery failed before it, this
+    function makes the report.
 
     Arguments:
         exc: the exception with which the tracer ended.
@@ -188,8 +192,8 @@ def wrap_task(cls: Any) -> None:
 def _wrap_own(cls: Any, name: str) -> None:
     """Wrap a task's ``run``, or a ``__call__`` or ``before_start`` of its own, once.
 
-    No other function of this package may be in a user's traceback. So the wrapper itself calls the
-    task's code, and raises the exception that ``_end_failed`` returns.
+    In a user's traceback, the wrapper must be the only function of this package. So the wrapper
+    itself calls the task's code, and raises the exception that ``_end_failed`` returns.
     """
     function, given = getattr(cls, name), getattr_static(cls, name)
     if getattr(function, "_is_wrapped", False):
@@ -239,7 +243,7 @@ def _wrap_own(cls: Any, name: str) -> None:
 def _sign_with_self(wrapped: Any) -> None:
     """Add ``self`` to the signature of a function that has no such argument.
 
-    Otherwise ``inspect`` takes its first argument for ``self`` when the method is bound.
+    Otherwise ``inspect`` takes the function's first argument for ``self`` when the method is bound.
     """
     with suppress(TypeError, ValueError):  # a function without a signature
         plain = signature(wrapped)
@@ -262,20 +266,20 @@ def _end_answered(task: Any, run: Run, answer: Answered) -> Any:
     """Return the result of an earlier run, or raise an exception that ends the message.
 
     Raises:
-        Ignore: there is no result.
+        Ignore: there is no result to return.
         Exception: the result is lost, but a chain, a callback or a chord needs it.
     """
     request = task.request
     is_lost = answer.is_done and not answer.has_result
     if is_lost and (request.chain or request.callbacks or request.chord):
-        # The earlier run may not have passed its result on, and the result is lost.
+        # The earlier run may not have sent its result to the chain, the callbacks or the chord.
         raise _end_failed(task, run, answer) from None
     if answer.has_result:
         _end_returned(task, run)
         return answer.result
     if not answer.is_done:
-        # The guard may have let an earlier run of this message pass, which began a workflow, and
-        # then another message, because its window had ended.
+        # An earlier run of this message may have passed the guard and begun a workflow. Then the
+        # guard's window ended, and another message passed. So undo the workflow of this message.
         task.extension.given_up(task, request.id, run=run.id, began=time.time())
     logger.info(
         "sqs_backoff.refused: %s[%s] ends without a run: %s",
@@ -306,7 +310,7 @@ def _end_failed(task: Any, run: Run, exc: BaseException) -> BaseException:
         return _end_elsewhere(task, run, exc) if isinstance(exc, Exception) else exc
     if isinstance(exc, SystemExit):
         # In the pools that share the worker's process, a ``SystemExit`` would end the worker
-        # (solo), or the worker would hold the message for good (threads, gevent:
+        # (solo), or the worker would never settle the message (threads, gevent:
         # celery/concurrency/base.py).
         exc = WorkerLostError(f"The task called sys.exit({exc.code!r})")
     cause = _cause_of(run, exc)
@@ -332,11 +336,11 @@ def _end_failed(task: Any, run: Run, exc: BaseException) -> BaseException:
 
 
 def _end_asked(task: Any, run: Run, said: TaskPredicate) -> None:
-    """Report the end of a run by Retry, Ignore or Reject, by which the task itself decides."""
+    """Report the end of a run that the task itself has decided, by Retry, Ignore or Reject."""
     asked, reported, reply = run.get_asked(said), said, None
     if isinstance(said, Ignore):
         task.extension.run_failed(task, said, _UNKNOWN)
-    else:  # judge the error for which the task raised it
+    else:  # judge the error for which the task raised the Retry or Reject
         cause = _cause_of(run, said)
         verdict = _judge(task, cause)
         run.is_known = verdict is not None
@@ -353,12 +357,14 @@ def _end_asked(task: Any, run: Run, said: TaskPredicate) -> None:
 def _end_elsewhere(task: Any, run: Run, exc: Exception) -> BaseException:
     """Handle a failure on another broker, or of an eager task. Return the exception to raise.
 
-    It is Celery's ``Retry`` for a copy with our delay or, if the task is not retried, the failure.
+    If the task is retried, the exception is Celery's ``Retry`` for a copy that is published with
+    our delay. Otherwise it is the failure.
     """
     request, now = task.request, time.time()
     verdict = _judge(task, _cause_of(run, exc)) or _UNKNOWN
     verdict = _undo(task, run, exc, verdict, raised=exc)
-    is_endless = request.is_eager and task.max_retries is None  # eager retries do not wait
+    # Eager retries do not wait. Without a limit, they would go on as fast as they can.
+    is_endless = request.is_eager and task.max_retries is None
     if verdict.wants_retry and run.get_asked(exc) is None and not is_endless:
         delay = _draw_delay(task, run.delivery, verdict, exc)
         headers = dict(request.headers or {})
@@ -392,9 +398,10 @@ def judge_failure(task: Any, exc: BaseException) -> Verdict:
 def _cause_of(run: Run | None, exc: BaseException) -> BaseException | None:
     """Return the error to judge for an exception, or ``None`` if the task names no error.
 
-    If ``self.retry()`` raised the exception, it is the error for which the task retries. If the
-    task raised a Retry or Reject by hand, it is the error in it, or the error that the task was
-    handling. Any other exception is judged itself.
+    * For an exception of ``self.retry()``, it is the error for which the task retries.
+    * For a Retry or Reject that the task raised by hand, it is the error inside. Without an
+      error inside, it is the error that the task was handling.
+    * Any other exception is itself the error to judge.
     """
     asked = None if run is None else run.get_asked(exc)
     if asked is not None:
@@ -470,7 +477,7 @@ def _undo(
 
 
 def _decide(task: Any, run: Run, exc: BaseException, verdict: Verdict) -> Hide | DeadLetter:
-    """Decide whether the message is hidden or given up, by the verdict on the failure."""
+    """Decide by the verdict on the failure whether the message is hidden or given up."""
     assert run.delivery is not None
     now, options = time.time(), task.backoff_options
     delay = _draw_delay(task, run.delivery, verdict, exc) if verdict.wants_retry else 0.0
@@ -492,7 +499,10 @@ def _draw_delay(
     verdict: Verdict | None = None,
     exc: BaseException | None = None,
 ) -> float:
-    """Draw the seconds until the retry, at most ``retry_before`` of an error such as ``Busy``."""
+    """Draw the seconds until the retry.
+
+    An error such as ``Busy`` may limit them by its ``retry_before``.
+    """
     request = task.request
     delay = draw_delay(
         task.backoff_options,
@@ -510,7 +520,7 @@ def _draw_delay(
 def _report(task: Any, run: Run, ended: RunEnd, exc: BaseException) -> None:
     """Report how the run has ended, to the main process and to an OpenTelemetry span."""
     if run.delivery is not None:
-        # Only a dead letter shows more than the error's type. Formatting the rest is slow.
+        # Without a dead letter, only the error's type is shown. Formatting the rest is slow.
         is_brief = ended.decision is None and ended.end in (End.RETRY_ASKED, End.IGNORED)
         is_brief = is_brief or isinstance(ended.decision, Hide)
         error = ErrorText(exception_type=type_name(exc)) if is_brief else _describe(task, exc)
@@ -541,9 +551,10 @@ def retry_task(
 
     The arguments are Celery's. Without ``countdown`` (seconds) and ``eta`` the delay is drawn from
     ``backoff`` instead of being ``default_retry_delay``. The message is hidden if arguments and
-    route have not changed, ``throw`` is true, and the delay ends within the 12 hours that SQS
-    allows since the receive. Otherwise a copy is published immediately, as Celery does.
-    ``max_retries=0`` means "fail now": the task's rules do not retry that failure.
+    route have not changed, ``throw`` is true, and SQS can hide the message for the whole delay. SQS
+    can hide it until 12 hours after the receive, and within the queue's retention period. Otherwise
+    a copy is published immediately, as Celery does. ``max_retries=0`` means "fail now". Then the
+    failure is not retried, even if ``classify`` or ``retry_on`` makes it retryable.
 
     Raises:
         celery.exceptions.Retry: the task is retried, and ``throw`` is true.
@@ -621,12 +632,13 @@ def seconds_until(eta: datetime | None, task: Any, now: float) -> float:
 
 
 def _retry_in_place_of(task: Any, raised: Retry) -> Exception:
-    """Retry a task whose ``Retry`` is not from its own ``retry()``. Return the exception to raise.
+    """Retry a task that raised ``Retry`` without its own ``retry()``. Return the error to raise.
 
-    The task's code may raise ``Retry`` by hand, or call another task as a function, whose
-    ``retry()`` raises it and publishes nothing. Celery would take it for a published copy, and
-    acknowledge the message. So this function calls the running task's ``retry()``. If the task
-    overrides ``retry()``, it may have published a copy, so its ``Retry`` is returned unchanged.
+    The task's code may raise ``Retry`` by hand. Or it calls another task as a function, and the
+    ``retry()`` of that task raises ``Retry`` and publishes nothing. Celery would assume that a copy
+    was published, and acknowledge the message. So this function calls the running task's
+    ``retry()``. A task that overrides ``retry()`` may have published a copy, so its ``Retry`` is
+    returned unchanged.
     """
     has_message = raised.sig is not None or isinstance(raised, BackoffRetry)
     if has_message or type(task).retry is not retry_task:
@@ -653,8 +665,8 @@ def _make(error: type[BaseException]) -> BaseException:
 def _is_changed(request: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
     """Return whether the arguments of ``retry()`` may differ from the message's.
 
-    A list or a dict counts as changed. The task may have changed it in place, and the request holds
-    the same object.
+    A list or a dict counts as changed. The task may have changed it in place, and a comparison
+    would find no difference, because the request holds the same object.
     """
     named = [*(args or ()), *(kwargs or {}).values()]
     if not all(isinstance(value, _UNCHANGEABLE) for value in named):

@@ -2,7 +2,7 @@
 
 ``opentelemetry-instrumentation-celery`` makes the span. This module adds attributes, events and a
 link to it, and makes no spans. It does nothing if OpenTelemetry is not loaded. It runs in the
-process that runs the task, where the span is the current one.
+process that runs the task, where this span is the current span.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..retry.decision import DeadLetter, End, Hide, RunEnd
 from ..retry.outcomes import Outcome
 from ..sqs.delivery import Delivery
 
-#: The module of OpenTelemetry that is loaded if a run may have a span.
+#: A module of OpenTelemetry. If it is not loaded, a run has no span.
 TRACER: Final = "opentelemetry.trace"
 
 _SUCCESSES: Final = frozenset({End.RETURNED, End.IGNORED})

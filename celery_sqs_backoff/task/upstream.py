@@ -93,7 +93,8 @@ def contain_backend(backend: Any) -> None:
                 raise
             task = printable(getattr(kwargs.get("request"), "task", None))
             logger.error(
-                "sqs_backoff.start_not_stored: task %s[%s] runs, but its state is not stored; %s",
+                "sqs_backoff.start_not_stored: task %s[%s] runs, but its state STARTED is not"
+                " stored; %s",
                 *(task, printable(task_id), error_site(exc)),
                 extra={"task_name": task, "task_id": task_id},
             )
@@ -141,7 +142,8 @@ def log_failed_later(task: object, task_id: str, exc: BaseException) -> None:
     """
     name = printable(task)
     logger.error(
-        "sqs_backoff.after_run_failed: task %s[%s]: an error after the run changes no decision; %s",
+        "sqs_backoff.after_run_failed: task %s[%s]: an error after the run does not change what"
+        " happens to the message; %s",
         *(name, printable(task_id), error_site(exc)),
         extra={"task_name": name, "task_id": task_id},
     )
@@ -196,9 +198,9 @@ def is_pools_time_limit(exc: BaseException, task: Any, timelimit: Any) -> bool:
 def free_frames(exc: BaseException | None) -> None:
     """Free the memory that the ended frames of a failure hold.
 
-    In all versions of Celery the tracer's frame holds the ``ExceptionInfo``, which holds the
-    exception, which holds the frame: a cycle of some 150 KB for each failure. Celery 5.7 clears the
-    frames of the failure, but not the frames of its cause.
+    In all versions of Celery the tracer's frame refers to the ``ExceptionInfo``. That refers to the
+    exception, and the exception to the frame. Each failure leaves such a cycle of some 150 KB.
+    Celery 5.7 clears the frames of the failure, but not the frames of its cause.
 
     Frames of generators and coroutines are not cleared. A client library may use them again after
     it has passed an error to its caller, and before Python 3.13 clearing would end them.
@@ -217,9 +219,10 @@ def free_frames(exc: BaseException | None) -> None:
 
 
 def store_refusal(task: Any, result: object) -> None:
-    """Store the reason for a refusal as the result, and complete the chord that the task is in.
+    """Store a guard's refusal as the task's result, and tell the chord that the task is in.
 
-    A chord that waits for a later task of the chain goes on waiting, as after any ``Ignore``.
+    The rest of a chain is not sent. So a chord that waits for a later task of the chain goes on
+    waiting, as after any ``Ignore``.
 
     Raises:
         Exception: the result backend has failed.

@@ -1,1 +1,5 @@
-"""Run in a worker's main process: receive messages, give them to Celery, delete or hide them."""
+"""Code for a worker's main process.
+
+It receives messages from SQS, and gives them to Celery. When a task ends, it deletes or hides the
+message.
+"""

@@ -1,4 +1,8 @@
-"""Decides whether a received message may run. ``Admission.admit`` lists the reasons against it."""
+"""Decides whether a received message may run. ``Admission.admit`` lists the reasons against it.
+
+To settle a message is to delete it, hide it, give it back, or send it to the dead-letter queue. To
+give a message back is to let SQS show it again without counting an attempt.
+"""
 
 from __future__ import annotations
 
@@ -22,34 +26,37 @@ from .providers import Gate
 
 logger = get_logger(__name__)
 
-#: A message whose ETA is within this time waits in the worker. If its ETA is later, the worker
-#: hides it on SQS, because at most 100 messages may wait in the worker (``window.MAX_BLOCKED``).
+#: If the ETA of a message is at most this far away, the message waits in the worker. Otherwise the
+#: worker hides it on SQS, because at most 100 messages may wait in the worker for something other
+#: than a process (``window.MAX_BLOCKED``).
 _LONGEST_HELD_SECONDS = 15.0
 
 
 class Admission:
-    """Decides about the messages of one worker, each given by its lease (:class:`.Lease`).
+    """Decides for one worker which of its messages may run.
+
+    A lease (:class:`.Lease`) is one received message that the worker holds.
 
     Arguments:
-        worker: its name, for dead letters.
-        inbox: gets a message again after it has waited for its provider.
+        worker: the worker's name, for dead-letter records.
+        inbox: gets a message again when its wait for its provider is over.
     """
 
     def __init__(self, worker: str, inbox: Inbox) -> None:
         self._worker = worker
         self._inbox = inbox
-        #: False while the worker stops, or has lost its connection.
+        #: False while the worker stops, or is not connected.
         self.is_open = True
 
     def admit(self, lease: Lease, *, starts: bool) -> bool:
         """Return whether a message goes to Celery now. If not, settle it or make it wait.
 
-        The first reason in the table that applies decides. A message that is given up goes to
-        Celery, too, because Celery reports the failure (``Lease.refused``).
+        The first row of the table that applies decides. A message that is given up goes to Celery,
+        too. Celery does not run its task, but reports the failure (``Lease.refused``).
 
-        The worker calls this up to three times:
+        The worker calls this up to three times for a message:
 
-        - when it receives the message;
+        - when the worker receives the message;
         - when Celery has found the task, if the task has a provider or was not known before;
         - when the task starts, if it has waited in Celery for its ETA or a rate limit.
 
@@ -61,20 +68,24 @@ class Admission:
         stopping              the worker stops, or is not connected       given back
         known, or lost        this worker has settled it, holds it from   left alone
                               an earlier receive, or has lost it
-        ignored               the app's adapter says so                   deleted
+                              (another worker may have it)
+        ignored               the app's adapter says: it needs no task    deleted
         not understood        no task can be made of it                   hidden; a dead letter at
                                                                           its last receive
-        expired or revoked    its header or Celery's list says so         goes to Celery, which
-                                                                          discards it
-        never due             its ETA is after its retention period       given up
-        over budget           earlier runs have used up a budget          given up
-        not due               its ETA is not within ``held_seconds``      hidden until then
+        expired or revoked    its header ``expires`` or Celery's list of  goes to Celery, which
+                              revoked tasks says so                       discards it
+        never due             its ETA is after the end of its retention   given up
+                              period
+        over budget           earlier runs have used up a budget, such    given up
+                              as ``max_retries``
+        not due               its ETA is more than ``held_seconds`` away  hidden until its ETA
         provider is down      its gate (circuit breaker) is open          hidden
         not its turn          the provider recovers, or has a rate        waits here, or is hidden
         ====================  ==========================================  ==========================
 
         Arguments:
-            starts: whether the task starts now. ``False``: it must wait in Celery first.
+            starts: whether the task starts now. ``False``: the task must first wait in Celery for
+                its ETA or a rate limit.
         """
         now = time.time()
         if not self.is_open:
@@ -100,11 +111,11 @@ class Admission:
         return lease.gate is None or not self._waits_for_provider(lease, lease.gate, starts)
 
     def _waits_for_provider(self, lease: Lease, gate: Gate, starts: bool) -> bool:
-        """Make a message wait if its provider does not let it start. Return whether it waits.
+        """Keep a message back if its provider does not let it start. Return whether it is kept.
 
-        A message that must wait in Celery first (``starts`` is false) is let through, unless the
-        provider is down and its gate hides all messages. The worker checks it again after that
-        wait.
+        If ``starts`` is false, the message must first wait in Celery. After that wait, the worker
+        checks it again. So it is kept back now only if the provider is down and its gate hides all
+        messages.
         """
         options = lease.options
         if options is None or not (starts or gate.hides_all):
@@ -119,7 +130,7 @@ class Admission:
 def held_seconds(queue: Queue) -> float:
     """Return how many seconds a message may wait in the worker for its ETA.
 
-    If its ETA is later, the worker hides it on SQS.
+    If its ETA is further away, the worker hides the message on SQS.
     """
     return min(_LONGEST_HELD_SECONDS, queue.visibility_timeout_seconds / 2)
 
@@ -134,7 +145,7 @@ def _ends_in_celery(headers: Mapping[str, Any], now: float) -> bool:
 def _reason_to_give_up(lease: Lease, headers: Mapping[str, Any], now: float) -> GiveUpReason | None:
     """Return why to give up a message instead of running it, or ``None`` to run it.
 
-    A reason is a budget that earlier runs have used up, or an ETA after the retention period.
+    Either earlier runs have used up a budget, or the ETA is after the end of the retention period.
     """
     options, delivery = lease.options, lease.delivery
     if options is None:

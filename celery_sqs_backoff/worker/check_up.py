@@ -1,8 +1,11 @@
-"""Runs those checks of ``celery sqs-doctor`` that make no calls to AWS, when a worker starts.
+"""Applies the rules of ``celery sqs-doctor`` to the app and its queues when a worker starts.
 
-Each rule with a finding gets one log line. The checks use the attributes that the worker has read
-of its own queues, not of dead-letter queues. They run in a thread of their own. An error there is
-logged, and never stops the worker.
+The check-up makes no calls to AWS. It uses the attributes that the worker has already read of the
+queues that it consumes. It does not see the attributes of dead-letter queues. The worker logs one
+line for each rule with a finding.
+
+The check-up runs in a thread of its own. An error in this thread is logged, and never stops the
+worker.
 """
 
 from __future__ import annotations
@@ -46,12 +49,12 @@ def _run(app: Any, queues: list[tuple[str, Queue]]) -> None:
         for severity, line in check_up(app, queues):
             logger.log(_LEVELS[severity], "sqs_backoff.finding: %s", line)
     except Exception as exc:  # noqa: BLE001
-        # A bug, or settings of a type that no rule expects. The worker must start nevertheless.
+        # This is a bug, or a setting has a type that no rule expects. The worker runs nevertheless.
         logger.error("sqs_backoff.check_up_failed: %s", error_site(exc, calls=BUG_CALLS))
 
 
 def check_up(app: Any, queues: Iterable[tuple[str, Queue]]) -> list[tuple[Severity, str]]:
-    """Return a severity and a line for each rule that has a finding, the most severe first."""
+    """Return a severity and a log line for each rule with a finding, the most severe first."""
     found = examine(
         ProjectFacts(
             app=facts_of_app(app),

@@ -1,11 +1,13 @@
 """Replaces parts of Celery's consumer and kombu's channel, so that no bad message is deleted.
 
-The new parts also check whether a message may run, and settle it by its lease (:class:`.Lease`).
+A bad message is a message that Celery cannot turn into a task. If Celery cannot decode a message,
+it acks the message, and kombu deletes it. If Celery does not know the task, it rejects the message.
+kombu 5.7 then deletes the message if the queue has no redrive policy. That loses messages during a
+deploy, because a worker of the old release does not know the new tasks. Celery also logs the whole
+body, with the user's data.
 
-Celery acks a message that it cannot decode, so SQS deletes it. Celery rejects a message whose task
-it does not know, and kombu 5.7 then deletes it if the queue has no redrive policy. That loses
-messages during a deploy, because a worker of the old release does not know the new tasks. Celery
-also logs the whole body, with the user's data.
+The new parts also check whether a message may run. They settle each message (for example delete or
+hide it) through its lease. A lease (:class:`.Lease`) is one received message that the worker holds.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def _keep_bad_messages(consumer: Any, receiver: Receiver) -> None:
 
     def keep(message: Any, what: str, exc: BaseException | None = None) -> None:
         lease = receiver.window.lease(message.delivery_tag)
-        if lease is not None:  # else the worker has just lost the message, or given it back
+        if lease is not None:  # else the worker has just lost the message, or given it back to SQS
             what = what if exc is None else f"{what} ({type(exc).__name__})"
             unreadable.keep(lease, message.headers or {}, what, worker=consumer.hostname)
 
@@ -51,18 +53,19 @@ def _keep_bad_messages(consumer: Any, receiver: Receiver) -> None:
         name = printable((message.headers or {}).get("task"))
         keep(message, f"task {name} is not registered here")
 
-    consumer.on_unknown_message = lambda body, message: keep(message, "it is no Celery message")
+    consumer.on_unknown_message = lambda body, message: keep(message, "it is not a Celery message")
     consumer.on_unknown_task = unknown_task
     consumer.on_invalid_task = lambda body, message, exc: keep(
-        message, "its headers or its content type are not those of a task", exc
+        message, "its headers or its content type do not describe a task", exc
     )
-    consumer.on_decode_error = lambda message, exc: keep(message, "its body does not decode", exc)
+    consumer.on_decode_error = lambda message, exc: keep(message, "its body cannot be decoded", exc)
 
 
 def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
     """Return Celery's strategy for a task, with our check of each message (``Admission.admit``).
 
-    Celery calls the strategy with each message. On another broker than SQS there is no check.
+    Celery calls the strategy with each message of the task. On another broker than SQS there is no
+    check.
 
     Arguments: as for ``celery.worker.strategy.default``.
     """
@@ -82,7 +85,7 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
         if has_provider:
             lease.gate = receiver.gates.of_call(task, lambda: message.payload)
         is_unknown, lease.options = lease.options is None, task.backoff_options
-        if has_provider or is_unknown:  # else the check when it was received is enough
+        if has_provider or is_unknown:  # else the check when the message was received is enough
             lease.go_on = partial(admit, message, *args, **kwargs)
             if not receiver.admission.admit(lease, starts=not waits):
                 return
@@ -105,7 +108,7 @@ def _strategy_of_another_broker(task: Any, *args: Any, **options: Any) -> Callab
 
 
 def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
-    """Check each message once more just before Celery hands its task to the pool.
+    """Let the worker check each message once more just before Celery hands its task to the pool.
 
     The worker must still hold the message. A message that has waited in Celery, for its ETA or a
     rate limit, must also pass ``Admission.admit`` again.
@@ -113,9 +116,11 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
     hand_to_pool: Callable[[Any], object] = consumer.on_task_request
 
     def refuse(request: Any, exc: Exception) -> None:
-        """Hide a message whose task the pool cannot take, or dead-letter it at its last receive.
+        """Hide a message because the pool cannot take its task.
 
-        If it is already settled or lost, or its task may be running, raise the pool's error again.
+        At the last receive that its queue allows, send it to the dead-letter queue instead. If the
+        message is already settled or lost, or its task may be running, raise the pool's error
+        again.
         """
         lease = request.lease
         if lease.state is not State.HELD or lease.handed_to_pool():
@@ -161,7 +166,7 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
 
 
 def settle_by_leases(channel: Any, receiver: Receiver) -> None:
-    """Let kombu's ack and reject of a message settle it through its lease."""
+    """Let kombu's channel settle a message through its lease when Celery acks or rejects it."""
 
     def basic_ack(delivery_tag: str, multiple: bool = False) -> None:
         if (lease := receiver.window.lease(delivery_tag)) is not None:
@@ -178,10 +183,11 @@ def settle_by_leases(channel: Any, receiver: Receiver) -> None:
 def _reject(lease: Lease, channel: Any, requeue: bool) -> None:
     """Settle a message that a plain Celery task rejects, as kombu 5.7 does.
 
-    With ``requeue``, the message is visible again after the length of a long poll. Without it, the
-    worker deletes the message if its queue has no dead-letter queue. If the queue has one, or its
-    attributes are not read yet, the message comes back after a visibility timeout. After
-    ``maxReceiveCount`` receives SQS moves the message to the dead-letter queue.
+    With ``requeue``, SQS shows the message again after the length of a long poll. Without
+    ``requeue``, the worker deletes the message if its queue has no dead-letter queue. If its queue
+    has a dead-letter queue, SQS shows the message again after a visibility timeout. After
+    ``maxReceiveCount`` receives, SQS moves the message to the dead-letter queue. While the queue's
+    attributes are not read yet, the worker assumes that there is a dead-letter queue.
     """
     if requeue:
         lease.defer(channel.wait_time_seconds)
@@ -192,12 +198,18 @@ def _reject(lease: Lease, channel: Any, requeue: bool) -> None:
 
 
 def _settle_plain(request: Any, lease: Lease, receiver: Receiver) -> None:
-    """Let the request of a plain Celery task settle its message, even if the worker lost it."""
+    """Let the request of a plain Celery task settle its message, even after the worker lost it.
+
+    The window forgets a lost message, so kombu's ack would not find its lease. So give the lease to
+    the request.
+    """
     fail = request.on_failure
 
     def on_failure(*args: Any, **kwargs: Any) -> None:
-        # Celery neither acks nor rejects after a MemoryError, nor after a run that it cancels at a
-        # lost connection (worker_cancel_long_running_tasks_on_connection_loss).
+        # Celery does not ack or reject the message after a MemoryError, or after Celery has
+        # cancelled the run at a lost connection
+        # (worker_cancel_long_running_tasks_on_connection_loss). So let SQS show the message again.
+        # This has no effect if the message is already settled.
         try:
             fail(*args, **kwargs)
         finally:

@@ -15,18 +15,19 @@ from .observation import EVENT_LOOP
 from .upstream import is_pool_of
 from .window import Window
 
-#: If one of these pools gets a task, it may block its caller until this task, or another, has
-#: ended.
+#: A call that gives a task to one of these pools may block. ``solo`` runs the task in the call.
+#: ``gevent`` and ``eventlet`` wait in the call while all their greenlets are busy.
 _BLOCKING_POOLS = ("solo", "gevent", "eventlet")
 
-#: Longest wait for a message if Celery has no event loop. Celery handles signals between two waits.
+#: Longest wait for a message if Celery has no event loop. Celery notices a shutdown between two
+#: waits.
 _WAIT_SECONDS = 0.5
 
 
 class Inbox:
     """Received messages that wait until Celery's event loop takes them.
 
-    If Celery has no event loop (as on Windows), it calls :meth:`drain_events` instead.
+    If Celery has no event loop (as on Windows), Celery calls :meth:`drain_events` instead.
 
     Attributes:
         channel: kombu's channel; ``None`` until the worker has connected.
@@ -70,7 +71,7 @@ class Inbox:
             raise
 
     def clear(self) -> None:
-        """Drop all waiting messages. The caller must give them back."""
+        """Drop all waiting messages. The caller must give them back to SQS."""
         with self._cond:
             self._leases.clear()
             self._will_drain = False
@@ -110,12 +111,13 @@ class Inbox:
     def _deliver(self) -> None:
         """Give a message to Celery, or continue with a message that waited for its provider.
 
-        If Celery or kombu fails to take the message, hide it, or dead-letter it at its last
-        receive. But leave it alone if it is already settled, or if its task may be running.
+        If Celery or kombu fails to take the message, hide it. At the last receive that its queue
+        allows, send it to the dead-letter queue instead. But leave the message alone if it is
+        already settled (for example deleted), or if its task may be running.
         """
         try:
             lease = self._leases.popleft()
-        except IndexError:  # cleared by another thread
+        except IndexError:  # another thread has cleared the inbox
             return
         if lease.state is not State.HELD:
             return  # the worker gave it back, or lost it, while it waited
@@ -124,8 +126,9 @@ class Inbox:
             if lease.go_on is not None:
                 lease.go_on()
             elif lease.source not in connection._callbacks:
-                # The user has stopped the consumption of its queue ("cancel_consumer"). kombu would
-                # reject the message on the first channel that it finds, which may not be ours.
+                # The user has told the worker to stop consuming the queue of this message
+                # ("cancel_consumer"). kombu would reject the message on the first channel that it
+                # finds, which may not be ours.
                 lease.give_back()
             else:
                 connection._deliver(lease.payload, lease.source)
@@ -139,6 +142,9 @@ class Inbox:
 
 
 def is_stopping() -> bool:
-    """Return whether Celery is shutting down: a flag is then True or an exit code, maybe 0."""
+    """Return whether Celery is shutting down.
+
+    During a shutdown, one of Celery's two flags is True or an exit code. The exit code may be 0.
+    """
     stop, terminate = state.should_stop, state.should_terminate
     return not ((stop is None or stop is False) and (terminate is None or terminate is False))

@@ -1,9 +1,10 @@
-"""Makes the calls to SQS that extend, hide, show, delete or dead-letter a worker's messages.
+"""Makes the calls to SQS that renew, hide, show, delete or dead-letter a worker's messages.
 
 One thread waits until the settlement table (:mod:`.settlement`) has a call that is due. Other
-threads of the process make the calls, and enter the results in the table. The table limits the
-calls that are under way at a time: for each queue one change of visibility, two deletes and one
-send. A call that hangs holds up only its own queue, because each call has a thread for itself.
+threads of the worker's main process make the calls, and enter the results in the table. The table
+limits the batch calls that are under way at a time: for each queue one change of visibility, two
+deletes and one send of dead letters. A call that hangs holds up only its own queue, because each
+call has a thread for itself.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from .settlement import Call, CallEntry, SettlementTable
 
 logger = get_logger(__name__)
 
-#: The name of the waiting thread in the heartbeat.
+#: The name of the waiting thread in the heartbeat. If one turn of the thread's loop takes longer
+#: than ``_LONGEST_TURN_SECONDS``, the heartbeat counts the thread as hanging.
 _NAME = "the keeper"
 _LONGEST_TURN_SECONDS = 20.0
 
@@ -83,9 +85,9 @@ class Keeper(SettlementTable):
             )
 
     def carry_out_late(self) -> None:
-        """Make the due calls in the caller's thread, but only after ``stop`` or ``flush``.
+        """Make the due calls in the caller's thread, because the keeper's thread may have ended.
 
-        The keeper's own thread may have ended by then.
+        Do nothing before ``stop`` or ``flush`` is called.
         """
         while self._stopping and (call := self.next_call()) is not None:
             self.perform(call)
@@ -110,7 +112,9 @@ class Keeper(SettlementTable):
         """Start the thread, unless it is running."""
         if not self._is_alive():
             thread = threading.Thread(target=self._run, name="sqs-keeper", daemon=True)
-            thread.start()  # may raise: without this thread no visibility timeout is extended
+            # If this raises at the worker's start, the worker ends, because it has no other thread
+            # that renews messages.
+            thread.start()
             self._thread = thread
 
     def _join_thread(self, timeout_seconds: float) -> None:
@@ -134,7 +138,8 @@ class Keeper(SettlementTable):
                 if (call := self.next_call()) is not None:
                     if call_in_time(partial(self.perform, call), seconds=0) is None:
                         logger.warning(
-                            "sqs_backoff.no_thread_left: calls to SQS wait for each other"
+                            "sqs_backoff.no_thread_left: no thread can be started; the worker makes"
+                            " its calls to SQS one after the other"
                         )
                         self.perform(call)
                     continue
@@ -156,8 +161,8 @@ class Keeper(SettlementTable):
         try:
             results = carry_out(call)
         except BaseException as exc:  # noqa: BLE001
-            # A bug, because a call reports failures as results. Each of its messages still needs a
-            # result.
+            # A bug, because a call reports failures as results. Each message of the call still
+            # needs a result.
             logger.error("sqs_backoff.keeper_failed: %s", error_site(exc, calls=BUG_CALLS))
             failure = Failure(Kind.LOCAL, type(exc).__name__, is_of_call=True)
             results = [failure] * len(call.entries)

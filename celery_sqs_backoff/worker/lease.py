@@ -1,9 +1,9 @@
 """One received message, from its receive until SQS has confirmed its settlement.
 
-A settlement deletes the message, hides it, shows it again, or sends it to the dead-letter queue.
-Until then, renewals extend its visibility timeout. This file owns the states of a message and the
-transitions between them. The settlement table (:mod:`.settlement`) makes the transitions and plans
-the calls to SQS.
+A settlement deletes the message, hides it, gives it back (lets SQS show it at once), or sends it to
+the dead-letter queue. Until then, renewals extend its visibility timeout. This file owns the states
+of a message and the transitions between them. The settlement table (:mod:`.settlement`) makes the
+transitions and plans the calls to SQS. A worker's table is its keeper (:mod:`.keeper`).
 """
 
 from __future__ import annotations
@@ -38,20 +38,24 @@ _MIN_RENEWAL_SECONDS = 10
 #: fails, the worker has time for two more tries.
 RENEW_AT_SHARE = 1 / 3
 
-#: If a message's delete or dead letter has failed more often than this, each renewal hides the
-#: message for longer, up to 900 seconds. Fewer failures may be transient. Then short renewals are
-#: better, because the message comes back soon if the worker is killed.
+#: If a message's delete or dead letter has failed more often than this, each renewal asks SQS to
+#: hide the message for longer: at least 60 s after the fourth failure, 120 s after the fifth, and
+#: so on, up to 900 s. Fewer failures may be transient. Then short renewals are better, because the
+#: message comes back soon if the worker is killed.
 _TRANSIENT_FAILURES = 3
 _FIRST_KEEP_HIDDEN_SECONDS = 30
 _MAX_KEEP_HIDDEN_SECONDS = 900
 
-#: How long to hide a message that must go to the dead-letter queue, if its queue's attributes are
-#: not read yet.
+#: How long to hide a message that must go to the dead-letter queue, if the worker has not yet read
+#: the queue's attributes, which name the dead-letter queue.
 _POSTPONED_SECONDS = 5
 
 
 class State(Enum):
-    """The state of a message in its worker. A call to SQS names the state that it carries out."""
+    """The state of a message in its worker.
+
+    The purpose of a call to SQS has the same values (``settlement.CallEntry``).
+    """
 
     HELD = "held"
     DELETE = "delete"
@@ -92,7 +96,8 @@ TRANSITIONS: dict[State, dict[State | None, str]] = {
     },
 }
 
-#: The states whose call to SQS changes the visibility timeout. In them a message is not renewed.
+#: In these states, the table plans a call that changes the visibility timeout. Until this call, it
+#: does not renew the message.
 HIDING = frozenset({State.HIDE, State.BRING_FORWARD, State.GIVE_BACK})
 
 
@@ -108,10 +113,9 @@ def _do_nothing() -> None:
 class Lease:
     """One received message, which the worker holds until the message is settled.
 
-    Methods such as :meth:`done` settle it: they set a new state, and the keeper makes the calls to
-    SQS for it. Only the first settlement counts. A later one returns ``False``. No method blocks or
-    raises. Only the keeper changes the state, under its lock. Times are seconds of the keeper's
-    clock.
+    Methods such as :meth:`done` settle it. They let the keeper set a new state, under its lock, and
+    the keeper makes the calls to SQS later. Only the first settlement counts. A later call returns
+    ``False``. No method blocks or raises. Times are seconds of the keeper's clock.
 
     Arguments:
         queue: the queue's attributes.
@@ -141,15 +145,15 @@ class Lease:
     handle: str = field(init=False)
     #: kombu's delivery tag. It is the receipt handle of this receive, and never changes.
     tag: str = field(init=False)
-    #: The message's key in the table.
+    #: The message's key in the table: the queue's URL and the message ID.
     key: tuple[str, str] = field(init=False)
 
     # On its way to the pool
 
     #: The name of its queue in Celery.
     source: str = ""
-    #: The dict with the task that kombu delivers. ``None``: the message is no task, for the reason
-    #: in ``why``. Empty: the app's adapter says that the message needs no task.
+    #: The dict with the task, which kombu delivers to Celery. ``None``: the message is no task, for
+    #: the reason in ``why``. Empty: the app's adapter says that the message needs no task.
     payload: dict[str, Any] | None = None
     why: str = ""
     #: The options of its task. ``None``: the task is not known, or has another base class.
@@ -157,22 +161,22 @@ class Lease:
     #: The gate (circuit breaker) of its task's provider. ``None``: the task has no provider, or
     #: Celery has not found the task yet.
     gate: Gate | None = None
-    #: Whether it must wait in Celery for its ETA or for a rate limit. After that wait, the worker
-    #: checks again whether it may run.
+    #: Whether the message must wait in Celery for its ETA or for a rate limit. After that wait, the
+    #: worker checks again whether its task may run.
     waits_in_celery: bool = False
-    #: If the message has waited for its provider: the call that starts it after the wait. The inbox
-    #: makes this call. ``None``: the inbox gives the message to Celery.
+    #: The inbox calls this to continue with a message that has waited for its provider. ``None``:
+    #: the inbox gives the message to Celery.
     go_on: Callable[[], object] | None = None
-    #: Why the worker gives it up instead of running it. ``None``: it may run.
+    #: Why the worker gives the message up without a run. ``None``: its task may run.
     refused: GiveUpReason | None = None
     #: Returns whether the task may be running.
     handed_to_pool: Callable[[], bool] = _no
     #: Called once when another worker may have the message. Must not block.
     on_lost: Callable[[], None] | None = None
-    #: True from the time when its provider lets it start until its task begins.
+    #: True from the time when its provider's gate lets the task start until the task begins.
     has_turn: bool = False
-    #: Whether it counts in the prefetch window while it waits for its provider, like a message that
-    #: waits for a process.
+    #: Whether the message counts in the prefetch window while it waits for its provider. A message
+    #: that waits for a process always counts.
     keeps_place: bool = False
 
     # Its settlement
@@ -188,19 +192,19 @@ class Lease:
     recall: Recall | None = None
     #: In the state DEAD_LETTER: the record to send with it. ``None``: without a record.
     record: DeadLetterRecord | None = None
-    #: Whether another worker may have it, because a renewal came too late or was refused. Then this
-    #: worker neither hides it nor gives it back. A standard queue would accept the old receipt
-    #: handle, and the call would change the other worker's visibility timeout.
+    #: Whether another worker may have the message, because a renewal came too late or was refused.
+    #: Then this worker does not hide it or give it back. A standard queue would accept the old
+    #: receipt handle, and the call would change the other worker's visibility timeout.
     may_be_lost: bool = False
     #: In a state of HIDING: whether SQS may have carried out an earlier call, although no response
     #: arrived.
     in_doubt: bool = False
     #: Whether the message was lost, and no run uses this lease any more. If the worker receives the
-    #: message again, it makes a new lease.
+    #: message again, it uses the new lease.
     is_over: bool = False
     #: How often the call for its present state has failed.
     failures: int = 0
-    #: Whether its next call has no other entry, because SQS refused a whole batch that it was in.
+    #: Whether its calls have no other entries, because SQS refused a whole batch that included it.
     goes_alone: bool = False
 
     def __post_init__(self) -> None:
@@ -228,11 +232,15 @@ class Lease:
     # Settling: each method returns whether this call has settled the message
 
     def done(self) -> bool:
-        """Delete the message of a finished task. This worker does not run it again."""
+        """Delete the message of a finished task.
+
+        If the message was lost, this worker deletes it when it receives the message again. It does
+        not run the task again.
+        """
         return self.keeper.settle(self, State.DELETE, is_finished=True)
 
     def drop(self) -> bool:
-        """Delete the message of a task that is given up. A lost message is not deleted."""
+        """Delete the message of a task that is given up. A lost message may run again."""
         return self.keeper.settle(self, State.DELETE)
 
     def defer(self, seconds: float) -> bool:
@@ -247,12 +255,14 @@ class Lease:
         return self.keeper.settle(self, State.GIVE_BACK, due_at=self.keeper.clock())
 
     def give_back(self, *, until: float | None = None, was_due: bool = False) -> bool:
-        """Let SQS show the message again. Its task has not started: this receive is no attempt.
+        """Let SQS show the message again. This receive does not count as an attempt.
+
+        Use :meth:`release` if the task was started.
 
         Arguments:
             until: hide it until this time of the keeper's clock. ``None``: show it immediately.
-            was_due: whether only its provider kept it from running. Then its wait counts for
-                ``retry_for``.
+            was_due: whether only its provider kept it from running. Then the wait for its provider
+                counts against ``retry_for``.
         """
         if self.state is State.HELD:  # else this call has no effect
             due_since = self.delivery.first_due_at if was_due else None
@@ -295,7 +305,7 @@ class Lease:
     # Transitions, under the keeper's lock
 
     def move(self, state: State, **facts: Any) -> None:
-        """Go to another state that ``TRANSITIONS`` allow, and set the attributes in ``facts``."""
+        """Go to another state that ``TRANSITIONS`` allows, and set the attributes in ``facts``."""
         assert state in TRANSITIONS[self.state], (self.state, state)
         for name, value in facts.items():
             setattr(self, name, value)
@@ -328,15 +338,16 @@ class Lease:
     def may_be_visible(self, now: float) -> bool:
         """Return whether SQS may have shown the message to other workers.
 
-        A call that changes its visibility could then affect such a worker. If an earlier call got
-        no response (``in_doubt``), SQS may have hidden the message only until ``due_at``.
+        In this case, a call for this lease could change the visibility timeout of another worker.
+        If an earlier call got no response (``in_doubt``), SQS may have hidden the message only
+        until ``due_at``.
         """
         return self.may_be_lost or now >= self.visible_at or (self.in_doubt and now >= self.due_at)
 
     def seconds_to_hide(self, now: float) -> int:
-        """Return the visibility timeout in seconds that a state of HIDING asks SQS for.
+        """Return the visibility timeout in seconds that the call for a state of HIDING asks for.
 
-        0 shows the message. HIDE asks for 1 or more.
+        With 0, SQS shows the message immediately. HIDE asks for 1 or more.
         """
         if self.state is State.GIVE_BACK:
             return 0
@@ -346,7 +357,7 @@ class Lease:
     def seconds_to_renew(self, now: float, spread_seconds: int) -> int:
         """Return the visibility timeout in seconds that a renewal asks for.
 
-        It is 0 or less if SQS has hidden the message for almost 12 hours, the longest that it can.
+        It is 0 or less if SQS has hidden the message for almost 12 hours, which is SQS's limit.
 
         Arguments:
             now: the time.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: The name of Celery's loop in the heartbeat.
+#: The heartbeat's log lines give Celery's loop this name.
 EVENT_LOOP = "Celery's event loop"
 
 #: Pause between two tries to open the port for metrics.
@@ -48,9 +48,9 @@ _JOIN_SECONDS: Final = 2.0
 class Observation:
     """Starts and stops the observers of a worker.
 
-    The app's ``sqs_backoff`` may have these settings. ``heartbeat`` is the path of the heartbeat
-    file. ``prometheus_port`` and ``prometheus_host`` say where metrics and health are served. With
-    ``status=False`` the worker writes no record to the store for ``sqs-status``.
+    The app's setting ``sqs_backoff`` may have these keys. ``heartbeat`` is the path of the
+    heartbeat file. ``prometheus_port`` and ``prometheus_host`` say where metrics and health are
+    served. With ``status=False`` the worker writes no record to the store for ``sqs-status``.
 
     If an observer cannot start, for example because its library is missing, the worker logs the
     error, and starts the other observers.
@@ -58,7 +58,7 @@ class Observation:
     Args:
         app: the Celery app.
         worker: this worker's name.
-        receiver: the worker's receiver.
+        receiver: knows the worker's messages, queues and providers.
     """
 
     def __init__(self, app: Any, worker: str, receiver: Receiver) -> None:
@@ -71,7 +71,7 @@ class Observation:
         self._stops: list[Callable[[], object]] = []
 
     def start(self) -> None:
-        """Start the observers, once per worker."""
+        """Start the observers. Call this once per worker."""
         self._events.subscribe(Announce(self._app.tasks.get))
         self._events.subscribe(self._waiting)
         observers = {"heartbeat": self._beat, "metrics": self._serve, "status": self._publish}
@@ -100,12 +100,12 @@ class Observation:
             return
         thread = start_daemon("sqs-bulletin", self._write_until_over)
         if thread is None:
-            logger.warning("sqs_backoff.no_thread_left: this worker is missing in sqs-status")
+            logger.warning("sqs_backoff.no_thread_left: sqs-status does not show this worker")
         else:
             self._stops.append(lambda: thread.join(_JOIN_SECONDS))
 
     def _write_until_over(self) -> None:
-        """Write the worker's record to the store until the worker stops. Then delete it there.
+        """Write the worker's record to the store until the worker stops. Then delete the record.
 
         If a write fails, try again after the usual pause. Of several failures in a row, log only
         the first.
@@ -119,7 +119,7 @@ class Observation:
                 is_failing = False
             except Exception as exc:  # noqa: BLE001  # the store's client may raise anything
                 if not is_failing:
-                    # Do not log the error's text, because it may quote the URL with its password.
+                    # Do not log the error's text. It may quote the store's URL with its password.
                     logger.warning(
                         "sqs_backoff.no_status: the store does not take this worker's status (%s);"
                         " trying again",
@@ -151,7 +151,7 @@ class Observation:
     def _serve(self) -> None:
         """Serve metrics and health. If the port is taken, try again later in a thread.
 
-        The worker that this one replaces may use the port until its processes have ended.
+        After a restart, the old worker may use the port until all its processes have ended.
         """
         if self._settings.get("prometheus_port") is None:
             return
@@ -183,7 +183,7 @@ class Observation:
         return None
 
     def _page(self) -> Callable[[], tuple[bytes, str]] | None:
-        """Return a function that makes the page of metrics, or ``None`` without the library."""
+        """Return a function that makes the metrics page. ``None``: the library is not installed."""
         try:
             from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
         except ImportError as exc:
@@ -201,7 +201,8 @@ class Observation:
 def running(queue: str) -> int:
     """Return how many tasks of a queue are running in the pool.
 
-    Tasks without our base class and tasks of lost messages count, too.
+    Tasks without our base class count, too. So do running tasks after the worker has lost their
+    messages.
 
     Args:
         queue: the queue's name on SQS.
@@ -213,5 +214,5 @@ def running(queue: str) -> int:
 def active_requests() -> list[Any]:
     """Return Celery's requests for the tasks that are running in the pool."""
     while True:
-        with suppress(RuntimeError):  # Celery's loop changed the set during the copy: copy it again
+        with suppress(RuntimeError):  # Celery's loop changed the set during the copy, so try again
             return list(state.active_requests)

@@ -1,13 +1,15 @@
 """Keeps messages in line for their providers, and starts each when its turn comes.
 
 Each provider has one line of waiting messages in a worker. If a rate is agreed, a message needs a
-slot, which is a time at which one call may begin. If the provider recovers, a message needs a token
-of :class:`.RecoveryRate`. If both are needed, it starts when it has both.
+slot, which is a time at which one call may begin. While the provider recovers from an outage, a
+message needs a token of :class:`.RecoveryRate`. If a message needs a slot and a token, it starts
+when it has both.
 
 Celery's event loop puts messages in line, and never waits for a store. The thread ``sqs-pace``
-starts messages, hides them, and brings hidden messages forward. The thread ``sqs-slots`` asks the
-store for slots, and waits for its answers. A store is away if it does not answer in time. Then each
-worker makes its share of the calls without the store.
+starts messages, hides them, and brings hidden messages forward (asks SQS to show them early). The
+thread ``sqs-slots`` asks the store for slots, and waits for its answers. A store is away if it does
+not answer in time. Then each worker makes its share of the calls without the store, for example a
+tenth with ten workers.
 """
 
 from __future__ import annotations
@@ -47,12 +49,14 @@ _LOOK_SECONDS: Final = 0.05
 #: with each call, so a longer pause could miss a turn.
 _LONGEST_TURN_SECONDS: Final = 0.25
 
-#: Limit for messages that have a slot but have not begun: the number of slots in this time. After a
-#: slow call they begin together, so a second can hold a fifth more calls. With a lower limit, a
-#: small pool would not use its rate.
+#: Messages with a slot that have not begun are limited to the number of slots in this time, for
+#: example 10 messages at 50 slots a second. They may all begin together when processes become free.
+#: Then one second contains up to a fifth more calls than agreed. With a lower limit, a small pool
+#: could not use its whole rate.
 _OUTSTANDING_SECONDS: Final = 0.2
 
-#: Tasks that have not begun in this time wait for a process.
+#: If a message with a slot has not begun in this time, the worker assumes that the message waits
+#: for a process.
 _STUCK_SECONDS: Final = 1.0
 
 #: Pause before the next search for messages to bring forward, if a search has failed.
@@ -67,21 +71,22 @@ _WORKERS_UNKNOWN: Final = 10
 
 
 class Pace:
-    """One provider's line in this worker. Its :class:`Pacer` calls it while it holds the lock.
+    """One provider's line in this worker. The :class:`Pacer` calls its methods with the lock held.
 
     Slots belong to the line, so a due slot is for the message that has waited longest. A message
     that starts with a slot is outstanding until its task begins, or until the message is settled,
     lost, or in line again. The number of outstanding messages is limited, and the line takes no
-    slots beyond this limit. So a worker whose tasks do not begin leaves slots to other workers.
+    slots beyond this limit. So if a worker's tasks do not begin, it leaves slots to other workers.
 
-    All workers share the slots if ``fleet`` gives them. While the store is away, and until all
-    workers have noticed that it is back, the worker makes its own slots, at its share of the rate.
+    If ``fleet`` gives the slots, all workers share them. While the store is away, the worker makes
+    its own slots, at its share of the rate. It goes on with its own slots until all workers have
+    noticed that the store is back.
 
     Arguments:
         name: the provider's name, for the log.
         rate: agreed slots a second; ``None``: no rate is agreed.
         fleet: gives slots that workers share. ``None``: each worker has the rate for itself.
-        gate: says how many messages may start. The other messages wait.
+        gate: says how many of the waiting messages may start now.
         hide: hides a message until a time. Must not block.
         rng: draws when this worker begins to use its own slots, and when some messages return.
     """
@@ -103,17 +108,18 @@ class Pace:
         #: For each message: the call that starts it, the most seconds that it may wait here, and
         #: the most seconds that it may be hidden.
         self.line: dict[Lease, tuple[Callable[[], object], float, float]] = {}
-        #: Messages to hide that have no time of return yet, each with the most seconds to hide it.
+        #: Messages to hide that have no time of return yet, each with the most seconds that it may
+        #: be hidden.
         self._to_hide: dict[Lease, float] = {}
-        #: The calls that hide the messages with a time of return.
+        #: For each message to hide that has a time of return: the call that hides it until then.
         self._hiding: list[Callable[[], object]] = []
         self._slots: list[float] = []
-        #: Each with the time of its start.
+        #: The messages that have a slot but have not begun, each with the time of its start.
         self._outstanding: dict[Lease, float] = {}
         self._last_slot = -math.inf
         self._workers, self._told_at = _WORKERS_UNKNOWN, -math.inf
         self._times = Times()
-        #: The slots are this worker's own until this time. Infinity: until the store answers.
+        #: Until this time, the worker makes its own slots. Infinity: until the store answers.
         self._apart_until = -math.inf
         self._ask_at = -math.inf
 
@@ -122,7 +128,7 @@ class Pace:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no message waits here, and all messages with a slot have begun."""
+        """Whether no message waits here, and no message is outstanding."""
         return not len(self) and not self._outstanding
 
     @property
@@ -131,21 +137,21 @@ class Pace:
         return self._apart_until == math.inf
 
     def is_stuck(self, now: float) -> bool:
-        """Return whether the line takes no slots, because tasks with slots wait for a process.
+        """Return whether the line takes no slots, because messages with slots wait for a process.
 
-        Call it with the lock.
+        Call this with the lock.
         """
         is_full = self.has_rate and self._room <= 0
         return is_full and now - min(self._outstanding.values()) > _STUCK_SECONDS
 
     @property
     def _share(self) -> float:
-        """Slots a second of this worker, if all workers take equal shares."""
+        """The slots a second of this worker, if all workers take equal shares."""
         return self._rate if self.fleet is None else self._rate / self._workers
 
     @property
     def _room(self) -> int:
-        """How many more messages may be outstanding."""
+        """The number of further messages that may be outstanding. It may be negative."""
         return math.ceil(_OUTSTANDING_SECONDS * self._share) - len(self._outstanding)
 
     # Slots are given
@@ -153,9 +159,9 @@ class Pace:
     def find_wanted(self, now: float) -> tuple[int, dict[Lease, float]]:
         """Update the line. Return how many more slots it needs now, and the messages to hide.
 
-        Settled messages leave the line. A message that would wait here for too long leaves it, too,
-        and must be hidden. Messages to hide that have no time of return yet are in the result, each
-        with the most seconds that it may be hidden.
+        Settled messages leave the line. A message that would wait here for too long leaves the
+        line, too, and must be hidden. The result has all messages to hide that have no time of
+        return yet, each with the most seconds that it may be hidden.
         """
         if now >= self._apart_until > -math.inf:  # all workers take slots from the store again
             self._apart_until = -math.inf
@@ -181,8 +187,8 @@ class Pace:
     def needs_store(self, now: float) -> bool:
         """Return whether to ask the store for slots now.
 
-        If this worker uses its own slots now instead of the store's, first give its own slots to
-        the line. While the store is away, ask it from time to time, to notice its return.
+        If this worker makes its own slots now, first give own slots and times of return to the
+        line. While the store is away, ask it from time to time, to notice its return.
         """
         slots, hide = self.find_wanted(now)
         is_apart = self.fleet is None or now < self._apart_until
@@ -198,13 +204,14 @@ class Pace:
     def give_shared(self, hide: Iterable[Lease], taken: Taken, now: float) -> None:
         """Give the line the slots in an answer of the store.
 
-        The line spaces late slots out. If it used them together while other workers use theirs, the
-        calls would exceed the agreed rate.
+        If the answer is late, several slots may be over already. The line spaces them out. If it
+        used them all at once, while other workers use theirs, the calls would exceed the agreed
+        rate.
 
         Arguments:
             hide: the messages to hide, as they were in the request.
-            taken: the answer.
-            now: seconds.
+            taken: the store's answer.
+            now: the time in seconds.
         """
         for slot in taken.slots:
             self._last_slot = max(slot, now, self._last_slot + 1 / self._rate)
@@ -220,7 +227,7 @@ class Pace:
             self._ask_at = now + _ASK_SECONDS
             return
         self._apart_until = taken.apart_until
-        # After the store's return, some workers have not asked yet, so its count may be too low.
+        # Some workers have not asked the store since its return. So its count may be too low.
         self._workers = max(self._workers, taken.workers)
 
     def _give_returns(
@@ -228,8 +235,8 @@ class Pace:
     ) -> None:
         """Hide messages until their times of return.
 
-        A message has no time of return (``None``) if the next free time is later than the message
-        may be hidden. It comes back at a random time, and then waits for a slot again.
+        A message has no time of return (``None``) if it may not be hidden until the next free time
+        of return. Then it comes back at a random earlier time, and waits for a slot again.
         """
         for lease, at in zip(hide, returns, strict=True):
             if (hold := self._to_hide.pop(lease, None)) is not None:
@@ -241,9 +248,9 @@ class Pace:
 
         Arguments:
             why: the reason, for the log.
-            asked_at: when the worker asked the store. Slots from earlier answers end at most
-                ``AHEAD_SECONDS`` later.
-            now: seconds.
+            asked_at: when the worker asked the store. The last slots from earlier answers are at
+                most ``AHEAD_SECONDS`` later.
+            now: the time in seconds.
         """
         self._ask_at = now + _AWAY_SECONDS
         if self.is_away:
@@ -253,8 +260,8 @@ class Pace:
         self._begin_own(asked_at)
         self._apart_until = math.inf
         logger.warning(
-            "sqs_backoff.rate_store_away: %s: %s; this worker makes 1/%d of the agreed rate"
-            " until the store answers",
+            "sqs_backoff.rate_store_away: %s: %s; this worker makes calls at 1/%d of the agreed"
+            " rate until the store answers",
             printable(self._name),
             printable(why),
             self._workers,
@@ -263,7 +270,8 @@ class Pace:
     def _begin_own(self, since: float) -> None:
         """Let this worker's own slots begin after the last slots from the store.
 
-        They begin at a random time, so that the workers do not call all at the same moments.
+        The first own slot is at a random time. Otherwise all workers would call at the same
+        moments.
         """
         first = since + AHEAD_SECONDS + self._rng.uniform(0, 1 / self._share)
         self._times = Times(first, self._times.back_at)
@@ -271,7 +279,7 @@ class Pace:
     # Messages leave
 
     def depart(self, now: float) -> list[Callable[[], object]]:
-        """Take out the messages to start or to hide now. Return the calls that do this."""
+        """Take out the messages to start or hide now. Return the calls that start or hide them."""
         actions, self._hiding = self._hiding, []
         self._slots = [slot for slot in self._slots if slot >= now - LATEST_SECONDS]
         ready = len(self.line)
@@ -297,7 +305,9 @@ class Pace:
 
 
 class Pacer:
-    """The lines of a worker, and the two threads that serve them. They start when needed.
+    """The lines of a worker, and the two threads that serve them.
+
+    The threads start when the first message is in line, or at the first :meth:`look_soon`.
 
     Arguments:
         clock: returns monotonic seconds.
@@ -314,7 +324,7 @@ class Pacer:
         self._changed = threading.Condition(self._lock)
         self._wanted = threading.Condition(self._lock)
         self._busy: dict[Pace, None] = {}
-        #: The lines that wait for the store, and since when.
+        #: The lines that wait for a store's answer, each with the time of its request.
         self._asked: dict[Pace, float] = {}
         self._threads: list[threading.Thread] = []
         self._is_stopping = False
@@ -333,8 +343,9 @@ class Pacer:
             pace: the provider's line.
             lease: the message.
             start: starts the message. The thread ``sqs-pace`` calls it. Must not block.
-            longest: the most seconds that it may wait here. If its turn is later, it is hidden.
-            hold: the most seconds that it may be hidden.
+            longest: the most seconds that the message may wait here. If its slot is later, the
+                message is hidden.
+            hold: the most seconds that the message may be hidden.
         """
         with self._lock:
             pace.line[lease] = start, longest, min(hold, _LONGEST_RETURN_SECONDS)
@@ -350,7 +361,7 @@ class Pacer:
             self._changed.notify()
 
     def stop(self) -> None:
-        """End the threads, so that no more messages start. Their leases give them back to SQS."""
+        """End the threads. The keeper later gives the messages in line back to SQS."""
         with self._lock:
             self._is_stopping = True
             self._changed.notify_all()
@@ -359,7 +370,7 @@ class Pacer:
     def fault(self) -> str | None:
         """Return a text about a thread that has died, or ``None``. The lines need both threads.
 
-        The heartbeat calls this, so it does not wait for the lock.
+        The heartbeat calls this and must not block, so this method does not take the lock.
         """
         dead = [thread.name for thread in tuple(self._threads) if not thread.is_alive()]
         return f"the thread {dead[0]} has died" if dead and not self._is_stopping else None
@@ -372,7 +383,8 @@ class Pacer:
             thread = start_daemon(name, run)
             if thread is None:
                 logger.warning(
-                    "sqs_backoff.no_thread_left: messages for providers wait for a thread"
+                    "sqs_backoff.no_thread_left: messages of tasks with a provider wait until a"
+                    " thread can start"
                 )
                 return
             self._threads.append(thread)
@@ -399,7 +411,7 @@ class Pacer:
                     logger.error("sqs_backoff.pacing_failed: %s", error_site(exc, calls=BUG_CALLS))
 
     def step(self, now: float) -> list[Callable[[], object]]:
-        """Give slots that need no store, and queue requests to stores.
+        """Give the lines slots that need no store, and queue requests for slots from stores.
 
         Return the calls that start or hide messages now, or search for messages to bring forward.
         """
@@ -454,7 +466,7 @@ class Pacer:
         with self._lock:
             now, since = self._clock(), self._asked.pop(pace)
             is_late = now - asked_at > _PATIENCE_SECONDS or pace.is_away is not is_back
-            if taken is None or is_late:  # after a late answer, the next may be late, too
+            if taken is None or is_late:  # after a late answer, the next answer may be late, too
                 pace.note_away(why, since, now)
             else:
                 pace.give_shared(hide, taken, now)

@@ -20,7 +20,7 @@ from kombu.utils.json import loads as kombu_loads
 from ..foreign import IGNORE, Adapter
 from ..text import nests_too_deep, read_body
 
-#: In place of a payload, if the app's adapter says that a message needs no task.
+#: Stands for a payload if the app's adapter says that a message needs no task.
 IGNORED: Final[dict[str, Any]] = {}
 
 #: The headers that the worker's own code reads, and their types. Each may be missing or ``None``.
@@ -89,7 +89,7 @@ class Payloads:
             return IGNORED
         try:
             task, args, kwargs = call
-            if nests_too_deep([args, kwargs]):  # before Python 3.13, json itself refuses this
+            if nests_too_deep([args, kwargs]):  # Python's own limit depends on its version
                 raise RecursionError
             if not isinstance(task, str) or task not in self._consumer.strategies:
                 raise NotUnderstood("the adapter named a task that is not registered here")
@@ -98,7 +98,8 @@ class Payloads:
             raise
         except Exception as exc:  # noqa: BLE001  # the adapter's objects may raise anything
             raise NotUnderstood(
-                f"the adapter returned no (task, args, kwargs) in JSON ({type(exc).__name__})"
+                "the adapter did not return a (task, args, kwargs) that JSON can encode"
+                f" ({type(exc).__name__})"
             ) from None
 
     def _payload(
@@ -141,7 +142,7 @@ def celery_payload(body: str) -> dict[str, Any]:
     """
     found = read_body(body, kombu_loads)
     if found is None or "properties" not in found or "body" not in found:
-        raise NotUnderstood("it is no Celery message")
+        raise NotUnderstood("it is not a Celery message")
     check_headers(_dict(found, "headers"))
     _dict(_dict(found, "properties"), "delivery_info")
     return found
@@ -151,7 +152,7 @@ def check_headers(headers: Mapping[str, Any]) -> None:
     """Check the types of the headers that the worker's own code relies on.
 
     Raises:
-        NotUnderstood: one of them is of the wrong type, or a time limit is no number of seconds.
+        NotUnderstood: a header is of the wrong type, or a time limit is no number of seconds.
     """
     for name, types in _HEADERS.items():
         value = headers.get(name)
@@ -159,7 +160,7 @@ def check_headers(headers: Mapping[str, Any]) -> None:
             raise NotUnderstood(f"its header {name} is of type {type(value).__name__}")
     # The pool makes timers of the time limits, in Celery's loop. A bad limit would end the worker.
     if not all(limit is None or _is_time(limit) for limit in headers.get("timelimit") or ()):
-        raise NotUnderstood("its header timelimit is no pair of seconds")
+        raise NotUnderstood("its header timelimit is not a pair of numbers of seconds")
 
 
 def _is_time(value: Any) -> bool:
@@ -168,10 +169,11 @@ def _is_time(value: Any) -> bool:
 
 
 def check_call(payload: Any) -> None:
-    """Check a task's arguments here, because Celery would fail on bad ones in the pool.
+    """Check the types of a task's arguments before Celery gives the task to the pool.
 
-    The pools gevent, eventlet and threads do not report that failure, so the worker would hold the
-    message for ever. If Celery takes it for a success, the worker would delete the message.
+    Celery itself would fail on wrong types in the pool. The pools gevent, eventlet and threads do
+    not report that failure, so the worker would hold the message for ever. If Celery takes the
+    failure for a success, the worker would delete the message.
 
     Arguments:
         payload: the decoded body of the task.
@@ -187,14 +189,14 @@ def check_call(payload: Any) -> None:
     else:
         args, kwargs, embed = payload
     if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
-        raise NotUnderstood("its arguments are no list and no dict of keyword arguments")
+        raise NotUnderstood("its arguments are not a list and a dict")
     if not isinstance(embed, dict | None):
-        raise NotUnderstood("its third part is no dict of callbacks, chain and chord")
+        raise NotUnderstood("its third part is not a dict of callbacks, chain and chord")
 
 
 def _dict(of: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the dict ``name`` of a payload. If it is missing or empty, put a new one there."""
     part = of[name] = of.get(name) or {}
     if not isinstance(part, dict):
-        raise NotUnderstood(f"its {name} are of type {type(part).__name__}")
+        raise NotUnderstood(f"its field {name} is of type {type(part).__name__}")
     return part

@@ -1,4 +1,4 @@
-"""Receives the messages of one queue, in its own threads, until it is stopped."""
+"""Receives the messages of one queue by long polls, in threads of its own."""
 
 from __future__ import annotations
 
@@ -34,19 +34,21 @@ _MAX_CALLS = 3
 #: If an empty response arrives sooner than this, SQS did not wait for messages. The server may not
 #: support long polls, or the queue may have reached its quota of in-flight messages.
 _TOO_SOON_SECONDS = 0.2
-#: Pause after such a response.
+#: Pause after such an early, empty response.
 _AFTER_TOO_SOON_SECONDS = 1.0
 
 #: While the worker has no room for messages, the poller reads the queue's attributes again after
-#: this time. If tasks run for hours, the worker may have no room for hours.
+#: this time. If tasks run for hours, the worker may have no room for hours. Then the attributes
+#: would be hours old.
 _WAIT_FOR_ROOM_SECONDS = 30.0
 
-#: If one turn of the thread's loop takes this many seconds more than the long poll, the heartbeat
-#: reports the thread as hung. Fetching credentials, connecting and timeouts may take that long.
+#: If one turn of the thread's loop takes this many seconds more than the long poll and the pause
+#: after it, the heartbeat reports the thread as hung. A shorter limit could report a healthy
+#: thread, because fetching credentials, connecting and timeouts take time.
 _LONGEST_TURN_SECONDS = 40.0
 
-#: A response should arrive at most this long after the end of the long poll. A later one was
-#: delayed, for example because the machine was suspended, and a part of the messages' visibility
+#: A response should arrive at most this long after the end of the long poll. A later response was
+#: delayed, for example because the machine was suspended. Then a part of the messages' visibility
 #: timeout is over already.
 _ON_THE_WAY_SECONDS = 1.0
 
@@ -58,7 +60,7 @@ class Poller:
 
     Arguments:
         receiver: takes the messages of each response, and reads the queue's attributes before each
-            long poll. The poller's threads call it for both.
+            long poll. Its methods run in the poller's threads.
         name: the name of the queue in Celery.
         url: the URL of the queue.
         wait_seconds: the length of the long poll, 0 to 20. Default 20; 0 = the user wants no long
@@ -125,9 +127,9 @@ class Poller:
                 self._poll()
 
     def _help(self) -> None:
-        """Receive in addition to the main thread, while the queue has a backlog and there is room.
+        """Receive in a helper thread, in addition to the main thread.
 
-        This runs in a helper thread.
+        Go on while the queue has a backlog and the worker has room for more messages.
         """
         with self._survives():
             while not self._stopped.is_set() and (more := self._window.take_more(self.url)):
@@ -137,7 +139,7 @@ class Poller:
 
     @contextmanager
     def _survives(self) -> Iterator[None]:
-        """Log an exception in the block instead of raising it, and pause. Only a bug raises one."""
+        """Log an exception in the block, which can only be a bug, and pause. Do not raise it."""
         try:
             yield
         except BaseException as exc:  # noqa: BLE001  # the queue must still be polled
@@ -160,7 +162,8 @@ class Poller:
     def _is_over(self, until: float) -> bool:
         """Return whether the main thread should stop waiting for room.
 
-        Also tell the heartbeat that the thread is alive. The window calls this each second.
+        Also tell the heartbeat that the thread is alive. The window calls this at least once a
+        second.
         """
         self._pulse.note_turn(self._name)
         return self._stopped.is_set() or self._clock() >= until
@@ -179,7 +182,8 @@ class Poller:
                 visibility_timeout_seconds=hidden_seconds,
             )
             brought, seconds = len(received.messages), self._clock() - asked_at
-            self._tell(received)  # so observers get this event before the events of settlements
+            # Emit the event now, so that observers get it before the events of settlements.
+            self._tell(received)
             if received.messages:
                 self._receiver.take(
                     self._celery_name,
@@ -198,7 +202,7 @@ class Poller:
             self._pause(seconds)
 
     def _tell(self, received: Received) -> None:
-        """Emit the event about one receive call, and count the failed calls in a row."""
+        """Emit the events about one receive call, and count the failed calls in a row."""
         failures, queue = self._failures, self.queue_name
         if received.failure is not None:
             self._failures = failures + 1
@@ -219,7 +223,10 @@ class Poller:
             self._stopped.wait(_AFTER_TOO_SOON_SECONDS)
 
     def _start_helper(self) -> None:
-        """Start a helper thread after a full response: at most two, and none on a FIFO queue."""
+        """Start a helper thread after a full response.
+
+        A poller has at most two helper threads. On a FIFO queue it has only the main thread.
+        """
         with self._lock:
             is_full = self._helpers >= _MAX_CALLS - 1 or self._most < MAX_BATCH_ENTRIES
             if is_full or self._stopped.is_set():

@@ -1,9 +1,16 @@
 """Decides whether a message may run now, from the state of its task's provider.
 
-:class:`~celery_sqs_backoff.provider.gate.ProviderGate` decides without knowing the worker. A
-:class:`Gate` gives it the facts of one provider, or of one tenant: due messages, ends of runs, and
-messages that SQS hides. :class:`Gates` has all gates of a worker. It also brings messages forward:
-it asks SQS to show hidden messages before their holds end.
+A provider is an outside service that tasks call. Each provider has a gate, which is a circuit
+breaker. A provider with tenants has a gate for each tenant. While the provider is down, the gate is
+open: the worker hides the messages, and runs one at a time as a probe. After a successful probe,
+the provider recovers, and each message waits for its turn. If a rate is agreed for the provider,
+each message also needs a slot, which is a time at which one call may begin.
+
+:class:`~celery_sqs_backoff.provider.gate.ProviderGate` makes the decisions and knows nothing about
+the worker. A :class:`Gate` tells it about due messages, ended runs and hidden messages, and carries
+out its decisions. :class:`Gates` has all gates of a worker. It also brings messages forward. That
+means that it asks SQS to show a hidden message before its hold ends. A hold is the time for which
+SQS hides a message.
 """
 
 from __future__ import annotations
@@ -45,7 +52,7 @@ from .pacing import Pace, Pacer
 
 logger = get_logger(__name__)
 
-#: A stopping worker brings its hidden messages forward for at most this time.
+#: A stopping worker spends at most this time on bringing its hidden messages forward.
 HAND_OVER_SECONDS: Final = 5.0
 
 #: Pause between two events about the same recovery. Each event is a log line.
@@ -63,12 +70,15 @@ MOST_TENANTS: Final = 1_000
 
 
 class Gate:
-    """One provider, or one tenant of it. Safe in any thread. No method waits for SQS or a store.
+    """The gate of one provider, or of one tenant of it.
+
+    Its :class:`.ProviderGate` (``core``) makes the decisions. Safe in any thread. No method waits
+    for SQS or a store.
 
     Arguments:
-        provider: its settings.
+        provider: the provider's settings.
         owner: the worker's gates.
-        tenant: the name of the tenant in logs, empty without a tenant.
+        tenant: a hash of the tenant, for logs. Empty without a tenant.
         fleet: gives the slots at a rate that all workers share. ``None``: no rate, or each worker
             has the rate for itself.
     """
@@ -91,17 +101,21 @@ class Gate:
     ) -> bool:
         """Keep a message back if it must not start now. Return whether it must not start.
 
-        While the provider is down, SQS hides the message. While the provider recovers, the message
-        waits in this worker for its turn. If the provider has an agreed rate, the message waits for
-        a slot. A message that is settled or lost must not start.
+        While the provider is down, hide the message, unless it is the probe. While the provider
+        recovers, the message waits in this worker for its turn, or is hidden if its turn is far
+        away. If the provider has an agreed rate, the message waits for a slot. A message that is
+        settled or lost must not start.
 
-        Two kinds of messages are never hidden. One is a message at the last receive that its queue
-        allows: at the next receive, SQS would move it to the dead-letter queue. The other is a
-        message without time left (``retry.budget.longest_hold``).
+        Two kinds of messages are never hidden:
+
+        - a message at the last receive that its queue allows, because SQS would move it to the
+          dead-letter queue at the next receive;
+        - a message that must run soon, because its ``retry_for`` or its retention period is nearly
+          over (``retry.budget.longest_hold``).
 
         Arguments:
             start: called when the message's turn comes. ``None``: the task begins now, so the
-                message cannot wait.
+                message cannot wait in this worker.
         """
         now = self._owner.clock()
         with self._owner.lock:
@@ -123,14 +137,15 @@ class Gate:
             if not look.waits:
                 # The gate has noted a run, but the message must wait for its slot first.
                 self.core.ended(lease.message_id, None, now)
-            # If tasks with slots wait for a process, this message waits for a process, too. Then it
-            # keeps its place in the prefetch window.
+            # The provider's line is stuck if messages with slots still wait for a process. Then
+            # this message also waits for a process, in effect. So it keeps its place in the
+            # prefetch window.
             lease.keeps_place = self.pace.is_stuck(now)
         self._owner.pacer.join(self.pace, lease, start, longest, hold)
         return True
 
     def _look_at(self, lease: Lease, options: Options, now: float) -> Look:
-        """Let the gate decide about a message. Hide the message if the gate decides so."""
+        """Ask the core about a message that is due. Hide the message if the core decides so."""
         message = self._message(lease, options)
         with self._owner.lock:
             needs_slot = self.pace.has_rate
@@ -146,10 +161,11 @@ class Gate:
         return look
 
     def hide_until(self, lease: Lease, until: float) -> None:
-        """Hide a message until its time of return, because its slot would be too late.
+        """Hide a message until the given time, because its wait for a slot would be too long.
 
-        SQS hides for whole seconds, so round down. A message that is early waits for its slot. A
-        late one would miss its slot. If all other messages are hidden, that slot stays unused.
+        SQS hides for whole seconds, so round down. A message that returns early waits for the next
+        slot. If it returned late, that slot could pass unused, because all other messages may be
+        hidden.
         """
         assert lease.options is not None
         now = self._owner.clock()
@@ -157,7 +173,10 @@ class Gate:
         lease.give_back(until=now + lease.delivery.visibility_delay(seconds, now=time.time()))
 
     def _message(self, lease: Lease, options: Options) -> Message:
-        """Describe a message. Call it without the lock, because it calls the user's policy."""
+        """Describe a message for the core.
+
+        Call this without the lock, because it calls the user's backoff policy.
+        """
         return Message.of(
             lease.delivery,
             self.provider,
@@ -175,11 +194,11 @@ class Gate:
             return self.core.state is GateState.OPEN and not self.core.needs_probe(now)
 
     def ended(self, lease: Lease, ended: RunEnd) -> None:
-        """Tell the gate how a run ended.
+        """Note how a run ended.
 
         A failure counts if a rule of the task attributes it to the provider. It counts even if the
-        work may have been done, because a gateway that answers 502 needs a pause too. Unknown
-        errors do not count.
+        provider may have done the work. For example, a gateway that answers 502 needs a pause too.
+        Unknown errors do not count.
         """
         reply = Reply.ANSWERED if ended.end is End.RETURNED else ended.reply
         retry_after = ended.decision.retry_after if isinstance(ended.decision, Hide) else None
@@ -191,9 +210,12 @@ class Gate:
         self._owner.tell_now()
 
     def delayed(self, seconds: float, lease: Lease, ended: RunEnd, options: Options) -> float:
-        """Return for how many seconds to hide a failed message. ``seconds``: its policy's delay.
+        """Return for how many seconds to hide a failed message.
 
-        Note in its lease whether it may be brought forward.
+        Also note in its lease whether the worker may bring the message forward.
+
+        Arguments:
+            seconds: the delay that the task's policy gives.
         """
         if not isinstance(ended.decision, Hide):
             return seconds
@@ -208,9 +230,9 @@ class Gate:
         return look.hide_seconds or 0.0
 
     def recalls(self, *, room: int) -> list[Lease]:
-        """Return the messages to bring forward now, at most ``room``. Call it with the lock.
+        """Return the messages to bring forward now, at most ``room``. Call this with the lock.
 
-        If the probe was settled or lost before its task began, plan the next one.
+        If the probe was settled or lost before its task began, plan the next probe.
         """
         was, now, probe = self.core.state, self._owner.clock(), self._probe
         if probe is not None and probe.is_settled() and not probe.handed_to_pool():
@@ -224,7 +246,7 @@ class Gate:
         return taken
 
     def _tell(self, was: GateState) -> None:
-        """Queue an event if the state is not ``was``. In a recovery, queue one each minute."""
+        """Queue an event if the state is no longer ``was``. In a recovery, queue one a minute."""
         state, now, is_new = self.core.state, self._owner.clock(), self.core.state is not was
         about = {"provider": self.provider.name, "tenant": self.tenant}
         if state is GateState.RECOVERING and (is_new or now >= self._told_at + _TOLD_SECONDS):
@@ -241,17 +263,17 @@ class Gate:
 
     @property
     def hidden(self) -> int:
-        """The number of messages that this worker has hidden and that are not due yet."""
+        """The number of messages that this worker has hidden and can bring forward."""
         return len(self.core.hidden)
 
     @property
     def rate(self) -> float:
-        """The calls a second that this worker may make while the provider recovers, else 0."""
+        """The calls a second that this worker may make while the provider recovers. Else 0."""
         return self.core.rate.rate if self.core.state is GateState.RECOVERING else 0.0
 
     @property
     def in_line(self) -> int:
-        """The number of messages that wait here for a slot at the rate, or for their turn."""
+        """The number of messages that wait in this worker for a slot or for their turn."""
         return len(self.pace)
 
 
@@ -260,11 +282,11 @@ class Gates:
 
     Arguments:
         keeper: brings messages forward. The gates share its lock, clock and events.
-        room: returns for how many more messages the worker has processes.
-        app: the Celery app, which may name a store. In this store, workers share a rate. Without
-            it, each worker has the rate for itself.
+        room: returns how many messages the worker may bring forward for its free processes.
+        app: the Celery app, which may name a store. In this store, workers share a rate. Without a
+            store, each worker has the rate for itself.
         worker: this worker's name in the store.
-        rng: draws intervals and delays.
+        rng: draws random intervals and delays.
     """
 
     def __init__(
@@ -304,7 +326,10 @@ class Gates:
             return gate
 
     def of_call(self, task: Any, payload: Callable[[], Any]) -> Gate | None:
-        """Return the gate of one call of a task. Read the call's arguments only for a ``key``."""
+        """Return the gate for one call of a task.
+
+        Read the call's arguments only if the provider's ``key`` names an argument with the tenant.
+        """
         provider = task.backoff_options.provider
         key = getattr(provider, "key", None)
         if key is None:
@@ -332,9 +357,10 @@ class Gates:
         )
 
     def _make_room(self, name: str) -> bool:
-        """Forget an idle tenant if there is no room for another one. Return whether there is room.
+        """Forget an idle tenant if there is no room for another. Return whether there is room now.
 
-        Forget the tenant whose last use is longest ago. Its gate must be closed and empty.
+        A tenant is idle if its gate is closed and no message waits or is hidden. Of the idle
+        tenants, forget the least recently used.
         """
         tenants = [key for key in self._gates if key[0] == name and key[1]]
         if len(tenants) < MOST_TENANTS:
@@ -398,10 +424,10 @@ class Gates:
         return min((pause for pause in pauses if pause is not None), default=None)
 
     def hand_over(self) -> None:
-        """Ask SQS to show this worker's hidden messages to other workers, because this one stops.
+        """Ask SQS to show hidden messages to other workers soon, because this worker stops.
 
-        Blocks for ``HAND_OVER_SECONDS`` at most. Messages for which SQS has not confirmed this by
-        then come back when their holds end.
+        Block for at most ``HAND_OVER_SECONDS``. If SQS has not confirmed this for a message by
+        then, the message comes back when its hold ends.
         """
         with self.lock:
             now = self.clock()
@@ -420,14 +446,18 @@ class Gates:
 
 
 def introduce(app: Any, tasks: Iterable[Any]) -> None:
-    """Log a warning for each provider whose tasks disagree, or whose rate no store can share."""
+    """Log a warning for each provider that tasks describe with different settings.
+
+    If the app names no store, also log a warning for each provider with a rate. Without a store,
+    each worker has the rate for itself.
+    """
     named = (getattr(getattr(task, "backoff_options", None), "provider", None) for task in tasks)
     providers = {Provider(each) if isinstance(each, str) else each for each in named if each}
     for name, number in sorted(Counter(each.name for each in providers).items()):
         if number > 1:
             logger.warning(
                 "sqs_backoff.provider_differs: %s: tasks describe it with different settings;"
-                " the task that runs first decides",
+                " the worker uses the settings of the task that it receives first",
                 printable(name),
             )
     if is_store_shared(app):
@@ -436,7 +466,7 @@ def introduce(app: Any, tasks: Iterable[Any]) -> None:
         if provider.rate is not None:
             logger.warning(
                 "sqs_backoff.rate_per_worker: %s: each worker makes up to %g calls a second,"
-                " because the app names no store for a rate that all share",
+                " because the app names no store in which workers can share the rate",
                 printable(provider.name),
                 provider.rate,
             )

@@ -1,6 +1,9 @@
-"""Takes a worker's received messages, and puts those that may run into the inbox for Celery.
+"""Makes a lease on each received message, and puts messages that may run into Celery's inbox.
 
-A lease is one received message. The worker extends its visibility timeout until it is settled.
+A lease (:class:`.Lease`) is one received message that the worker holds. The worker extends the
+message's visibility timeout until the message is settled: deleted, hidden, given back, or sent to
+the dead-letter queue. To give a message back is to let SQS show it again without counting an
+attempt.
 """
 
 from __future__ import annotations
@@ -35,16 +38,17 @@ logger = get_logger(__name__)
 #: because each container has a PID 1.
 _MARK: Final = uuid4().hex[:8]
 
-#: Seconds after which a queue's attributes are read again, if they are not known yet.
+#: Seconds after which the worker reads a queue's attributes again, if they are not known yet.
 _UNREAD_SECONDS = 2.0
-#: The same, if they are known.
+#: Seconds after which the worker reads a queue's attributes again, if they are known.
 _READ_SECONDS = 60.0
 
 
 class Receiver:
-    """Everything between SQS and Celery's consumer, for the life of a worker.
+    """Connects SQS with Celery's consumer, for the life of a worker.
 
-    Pollers receive messages in their threads, and pass them to :meth:`take`.
+    Each queue has a poller. It receives messages in its own threads, and passes them to
+    :meth:`take`.
 
     Arguments:
         consumer: Celery's consumer, which has no channel yet.
@@ -55,7 +59,8 @@ class Receiver:
         self.consumer = consumer
         self.keeper = keeper
         self.clients = Clients()
-        # The name is random, so that on a shared /tmp no other user can create these files first.
+        # The directory of files that tell running tasks that the worker has lost their messages.
+        # Its name is random, so that no other user of a shared /tmp can create it first.
         self.lost_flags = os.path.join(gettempdir(), f"celery-sqs-backoff-{uuid4().hex}")
         self.window = Window(consumer, keeper)
         self.inbox = Inbox(consumer, self.window, keeper.pulse)
@@ -118,16 +123,20 @@ class Receiver:
             self._pollers[name].stop()
 
     def _room(self) -> int:
-        """Return how many hidden messages SQS should show early for this worker.
+        """Return how many messages hidden for a provider SQS should show early for this worker.
 
-        It is twice as many as could start here soon, because other workers receive some of them.
+        The number is twice the number of messages that could start here soon, because other workers
+        receive some of the shown messages.
         """
         if not self.admission.is_open:  # while the worker stops, its pool may be gone
             return 0
         return 2 * self.window.startable_within(RECOVERY_LOOK_SECONDS)
 
     def read_queue(self, url: str) -> Queue:
-        """Return a queue's attributes. Ask SQS for them if the last answer is over a minute old."""
+        """Return a queue's attributes. Ask SQS for them if the last answer is over a minute old.
+
+        If no read has succeeded yet, ask SQS again after two seconds.
+        """
         known = self._queues.get(url)
         if known is not None:
             queue, read_at = known
@@ -152,13 +161,13 @@ class Receiver:
         seconds_ago: float,
         hidden_seconds: int,
     ) -> None:
-        """Make a lease on each message of one response. Put those that may run into the inbox.
+        """Make a lease on each message of a response. Put messages that may run into the inbox.
 
         Arguments:
-            name: the name of their queue in Celery.
+            name: the queue's name in Celery.
             queue: the queue's attributes.
             messages: as ReceiveMessage returned them, in order.
-            seconds_ago: SQS sent them at least this many seconds ago.
+            seconds_ago: SQS sent the response at least this many seconds ago.
             hidden_seconds: the visibility timeout that the receive call asked for.
         """
         # Take the time once for all messages, because parsing the first of them may take a while.
@@ -175,12 +184,12 @@ class Receiver:
                 # Go on, because the other messages need leases, too. This message comes back when
                 # its visibility timeout ends.
                 if lease is not None:
-                    lease.lose()  # else it would be renewed for ever, and never run
+                    lease.lose()  # else the worker would hold it for ever, and never run it
                 logger.error(
                     "sqs_backoff.take_failed: a message on %s: %s",
                     *(name, error_site(exc, calls=BUG_CALLS)),
                 )
-        self.keeper.carry_out_late()  # the worker may have stopped during the long poll
+        self.keeper.carry_out_late()  # the keeper's thread may have ended during the long poll
 
     def _make_lease(
         self,
@@ -242,7 +251,10 @@ def name_among_workers(consumer: Any) -> str:
 
 
 def _bounded_wait(seconds: object) -> int:
-    """Return the setting as the seconds of a long poll, 0 to 20. If it is no number, return 20."""
+    """Return the setting ``wait_time_seconds`` in seconds, limited to 0 to 20.
+
+    If the setting is missing, or of another type than a number or a string, return 20.
+    """
     if not isinstance(seconds, int | float | str):
         return MAX_WAIT_TIME_SECONDS
     return max(0, min(MAX_WAIT_TIME_SECONDS, int(seconds)))

@@ -1,9 +1,9 @@
-"""Celery's request for a task of ours. It finds out how a run ended, and settles the message.
+"""The request class of an ``SQSBackoffTask``, in place of Celery's class.
 
-All callbacks run in the worker's main process, most of them in its event loop. Each callback first
-settles the message (deletes, hides or dead-letters it, or gives it back), and then reports to
-Celery (results, hooks, signals, events). A failure in a report is logged, and has no effect on the
-message.
+A request finds out how a run ended, and settles its message. All its callbacks run in the worker's
+main process, most of them in the event loop. Each callback first settles the message (deletes,
+hides or dead-letters it, or lets SQS show it again), and then reports to Celery (results, hooks,
+signals, events). A failure in a report is logged, and has no effect on the message.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         self.lease = lease = cast(Lease, message.sqs_lease)
         lease.handed_to_pool = partial(was_handed_to_pool, self)
         lease.on_lost = self._on_lost
-        # A retry keeps the message and its headers, so the header ``retries`` does not count it.
-        # Earlier runs of this message are counted here.
+        # A retry by this package keeps the message and its headers, so the header ``retries`` does
+        # not count such retries. Add the earlier runs of this message here.
         earlier_runs = lease.delivery.earlier_runs
         self.retries: int = (self._request_dict.get("retries") or 0) + earlier_runs
         self._request_dict["retries"] = self.retries
@@ -137,7 +137,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         begins_now = pid == os.getpid()
         try:
             if begins_now and not may_begin(self):
-                self.lease.release()  # a lost message is forgotten now, because it has no run
+                self.lease.release()  # lets the keeper forget a lost message, which has no run
                 raise SettledBeforeRun
             self.lease.has_turn = False  # its turn at its provider is used up
             super().on_accepted(pid, time_accepted)
@@ -146,7 +146,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         except Exception as exc:
             if not begins_now:
                 raise
-            # The pool would drop the run silently.
+            # If this method raised the error, the pool would drop the run silently.
             self.on_failure(_exc_info(exc), ended=RunEnd(End.NOT_BEGUN))
             raise SettledBeforeRun from exc
 
@@ -154,17 +154,20 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         """Cancel the run, at a cold shutdown or after a lost connection. Celery calls this.
 
         The pools solo and threads cannot cancel a run, so the task runs to its end. Catch Celery's
-        error about that, because it would make the task fail.
+        error about that. With the pool solo, a signal handler calls this method during the run, and
+        the error would make the task fail.
         """
         self._cancelling = True  # first, because eventlet's pool calls back before cancel() returns
         try:
             super().cancel(pool, signal, **options)  # Celery 5.6 and later have emit_retry
         except NotImplementedError:
             self._cancelling = False
-            logger.info("Task %s cannot be cancelled in this pool", _named(self))
+            logger.info(
+                "Task %s cannot be cancelled in this pool; it runs to its end", _named(self)
+            )
 
     def cut_short(self) -> None:
-        """Give the message back. The worker stops before the run ends, or has cancelled the run."""
+        """Let SQS show the message again, because the worker stops or has cancelled the run."""
         if self._settler.settle(RunEnd(End.CANCELLED), _NO_ERROR) is not None:
             state.task_ready(self)
 
@@ -186,7 +189,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         if failed:
             self.on_failure(retval, return_ok=True)
         elif self._cancelling and runtime is None:
-            # gevent and eventlet report a greenlet they killed as a success.
+            # gevent and eventlet report the run of a greenlet that they have killed as a success.
             self.cut_short()
         else:
             self._settler.settle(RunEnd(End.RETURNED), _NO_ERROR)
@@ -203,9 +206,9 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         """Settle the message of a run that did not return, and let Celery report it.
 
         Arguments: as for Celery's method, and
-            ended: how the run ended. ``None``: read it from the error, or from the process's report
-                that came with it. If ``ended`` is given, the traceback is the worker's own, so the
-                dead letter does not record it.
+            ended: how the run ended. ``None``: read it from the report of the task's process, or
+                else from the error. If ``ended`` is given, the traceback is the worker's own, so
+                the dead letter does not record it.
         """
         exc = _raised(exc_info)
         if ended is None:
@@ -229,8 +232,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
                 if is_crash:
                     _announce_retry(self, cause, exc_info, settle)
             elif ended.end is End.ABORTED:
-                # Pass a ``WorkerLostError`` to Celery, which would raise a ``MemoryError`` again,
-                # and store no result.
+                # Celery would raise a ``MemoryError`` again, and store no result. So pass a
+                # ``WorkerLostError`` to Celery.
                 super().on_failure(_exc_info(_failure(exc)))
             else:
                 super().on_failure(exc_info, send_failed_event, return_ok)
@@ -238,7 +241,11 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
                     _call_hooks(self, exc, exc_info)
 
     def _success_was_stored(self) -> bool:
-        """Return ``False``: the message is settled, so Celery 5.7 needs no search for a result."""
+        """Return ``False``, so that Celery 5.7 does not search for a result.
+
+        By that search, Celery would decide whether to ack the message after the task's process was
+        lost. Here the message is already settled.
+        """
         return False
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
@@ -261,8 +268,8 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
     def _announce_revoked(self, *args: Any) -> None:
         """Settle the message of a revoked or expired task, and let Celery store and report this.
 
-        If the message is hidden instead of deleted, report nothing. Celery reports the task when
-        the message is back.
+        If the message is hidden instead of deleted, report nothing. Celery reports the revoked task
+        when the message comes back.
         """
         settle = self._settler.settle(RunEnd(End.REVOKED), _NO_ERROR)
         with _contained(self):
@@ -299,9 +306,10 @@ def forget(request: Request) -> None:
 def was_handed_to_pool(request: Request) -> bool:
     """Return whether the task of a request runs, or its pool will run it.
 
-    Celery has only a weak reference to the pool's result, and the pool keeps the result until the
-    task has ended. The pool of threads does not keep it. There a task that waits for a thread does
-    not count, because :func:`may_begin` can still keep it from starting.
+    Celery has only a weak reference to the pool's result object. Most pools keep this object until
+    the task has ended. The pool threads does not keep it, so there this function returns false
+    while the task waits for a thread. That is right, because :func:`may_begin` can still keep the
+    task from starting.
     """
     waits = request._apply_result is not None and request._apply_result() is not None
     return waits or request.time_start is not None
@@ -324,8 +332,8 @@ def _read_end(request: Any, exc: BaseException, exc_info: Any) -> tuple[RunEnd, 
     """Return how a run ended, and the parts of its error that may be recorded.
 
     If a process is lost while the worker stops, its run counts as cancelled, not as a crash. The
-    reason is that supervisors such as dumb-init and systemd stop the worker's processes together
-    with it.
+    reason is that supervisors such as dumb-init and systemd signal the pool's processes, too, when
+    they stop the worker.
     """
     report = report_of(exc_info)
     if report is not None:
@@ -334,8 +342,8 @@ def _read_end(request: Any, exc: BaseException, exc_info: Any) -> tuple[RunEnd, 
         ended = RunEnd(next(end for kind, end in _ENDS if isinstance(exc, kind)))
         if isinstance(exc, TaskPredicate):
             ended = read_end(exc)
-        # The user's ``redact`` may be slow, and this is the event loop. So do not call it, and
-        # record only the error's type.
+        # The user's ``redact`` may be slow, and this code runs in the event loop. So do not call
+        # ``redact``. If the task has one, record only the error's type.
         options = request.task.backoff_options
         type_only = options.record_detail == TYPE_ONLY or options.redact is not None
         error = ErrorText.of(exc, traceback=exc_info.traceback, type_only=type_only)
@@ -357,7 +365,8 @@ def _raised(exc_info: Any) -> BaseException:
 def _failure(exc: BaseException) -> Exception:
     """Return the error of a run, or a ``WorkerLostError`` if Celery cannot store the error.
 
-    Celery before 5.7 stores only subclasses of ``Exception``, and raises a ``MemoryError`` again.
+    Celery before 5.7 stores only subclasses of ``Exception``. Every version raises a
+    ``MemoryError`` again instead of storing it.
     """
     if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
         return exc
@@ -403,7 +412,7 @@ def _named(request: BackoffRequest) -> str:
 
 @contextmanager
 def _contained(request: BackoffRequest) -> Iterator[None]:
-    """Log an error of a result backend or hook instead of raising it: the message is settled."""
+    """Log an error of a result backend or hook. Do not raise it, for the message is settled."""
     try:
         yield
     except Exception as exc:  # noqa: BLE001  # Celery's and users' code may raise anything

@@ -1,4 +1,8 @@
-"""Deletes, hides, gives back or dead-letters a message after its run, and emits the events."""
+"""Settles the message of a task after its run, and emits the events about it.
+
+To settle a message, the worker deletes it, hides it until a retry, sends it to the dead-letter
+queue, or gives it back, so that any worker can receive it.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +40,11 @@ from .lease import Lease
 
 logger = get_logger(__name__)
 
-#: How long to hide a message that must come back, because a settlement failed or because the broker
-#: did not accept the task that cleans up the message's workflows.
+#: How long to hide a message that must come back after an error. Either this module has failed to
+#: settle the message, or the broker did not accept the task that cleans up its workflows.
 _COMES_BACK_SECONDS = 30.0
 
-#: How long the event loop waits for the broker to accept that task.
+#: How long Celery's event loop waits for the broker to accept the cleanup task.
 _SEND_SECONDS = 3.0
 
 
@@ -48,7 +52,7 @@ class Settler:
     """Settles the message of one request. Runs in the worker's main process.
 
     Arguments:
-        request: Celery's request, of our class.
+        request: Celery's request, a :class:`.BackoffRequest`.
         lease: the lease on its message.
     """
 
@@ -66,15 +70,19 @@ class Settler:
         }
 
     def settle(self, ended: RunEnd, error: ErrorText) -> Settle | None:
-        """Decide about the message, and settle it through its lease. Never raises.
+        """Decide how to settle the message, and settle it through its lease. Never raises.
 
-        Do not wait until SQS confirms the settlement. If the task is given up, wait for at most 3
-        seconds until the broker has accepted the task that cleans up the message's workflows.
+        Do not wait until SQS confirms the settlement. If the task is given up or revoked, wait for
+        at most 3 seconds until the broker has accepted the task that cleans up the message's
+        workflows.
 
         Only the first call counts. A later call does nothing, and returns ``None``.
 
-        If an error occurs, the message of a successful run is still deleted. Any other message is
-        hidden for 30 seconds, so that the worker does not hold it for ever.
+        If this method fails, the message of a successful or revoked run is still deleted. Any other
+        message is hidden for 30 seconds, so that the worker does not hold it for ever.
+
+        Returns:
+            How the message is settled, with the seconds for which it is hidden.
         """
         if self._request.acknowledged:
             return None
@@ -134,8 +142,8 @@ class Settler:
             settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
         if isinstance(settle, Hide):
             return self._hide(settle, ended, error, facts)
-        # Each call below returns False if the message was lost. Then emit no event, because another
-        # worker runs the message again, and emits the event.
+        # Each method of the lease below returns False if the message was lost. Then emit no event,
+        # because another worker runs the message again, and emits the event.
         if isinstance(settle, GiveBack):
             if not settle.started:
                 lease.give_back()
@@ -152,11 +160,15 @@ class Settler:
         return settle
 
     def _must_come_back(self, settle: Settle, end: End) -> bool:
-        """Send the task that cleans up the message's workflows. Return whether to try that again.
+        """Send the task that cleans up the message's workflows. Return whether to hide the message.
 
-        If the broker has not accepted that task in time, the message must come back for another
-        try. There are two exceptions. If the run has raised, it must not be repeated. If a dead
-        letter is at its last receive, SQS would move the message without the reason.
+        If the broker has not accepted the cleanup task in time, hide the message, so that it comes
+        back for another try. There are two exceptions:
+
+        - If the task has raised an error, do not hide the message, because the task would run again
+          when the message comes back.
+        - If the message must become a dead letter, and SQS would move it to the dead-letter queue
+          at the next receive, do not hide it, because SQS would move it without the reason.
         """
         delivery, request = self.lease.delivery, self._request
         take_back = partial(
@@ -193,8 +205,9 @@ class Settler:
     def _must_park(self) -> bool:
         """Return whether the queue has too many messages in flight to hide one more.
 
-        Then the message is parked, which means that it becomes a dead letter. A FIFO queue parks no
-        message, because the rest of its message group would overtake it.
+        Then the worker parks the message, which means that the message becomes a dead letter
+        instead. It parks no message of a FIFO queue, because later messages of the same message
+        group would overtake it.
         """
         queue, above = self.lease.queue, self._options.park_above
         if above is None or queue.dlq_arn is None or queue.is_fifo:

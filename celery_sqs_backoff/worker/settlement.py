@@ -1,23 +1,27 @@
 """Plans the calls to SQS for the messages that a worker holds or settles.
 
-``next_call`` returns the next call that is due, and ``enter`` enters the response of SQS. The table
-does no I/O, starts no threads, and does not know Celery. Any thread may use it: each method that
-changes the table takes the lock, and ``next_at``, ``waiting`` and ``waiting_for`` only read.
+The table is :class:`SettlementTable`. Its method ``next_call`` returns the next call that is due.
+The keeper makes this call, and passes the results to ``enter``. The table itself does no I/O,
+starts no threads, and does not know Celery. Any thread may use it. Each method that changes the
+table takes the lock, except ``tell``, which must be called with the lock. ``next_at``, ``waiting``
+and ``waiting_for`` only read.
 
 A lease is one received message. Its hold is the time for which SQS hides the message from other
-workers. A renewal extends the hold. A settlement deletes the message, sends it to the dead-letter
-queue, hides it for a while, or gives it back (lets SQS show it). To bring a hidden message forward
-is to let SQS show it early. A lane is one action on one queue, such as the deletes of a queue.
+workers (its visibility timeout). A renewal extends the hold. A settlement deletes the message,
+sends it to the dead-letter queue, hides it for a while, or gives it back (lets SQS show it at
+once). To bring a hidden message forward is to let SQS show it early. A lane is one SQS action on
+one queue, such as the deletes on a queue.
 
-- A queue has at most one change of visibility under way. So a renewal cannot overtake a settlement
-  that hides the message.
-- A batch is sent when it is full, or when its first entry has waited ``linger_seconds``.
-- If one entry of a call fails, the next try for its message waits. If a whole call fails, all calls
-  of its lane wait, so that an outage costs few calls.
-- A message that waits for its delete or its dead letter is renewed like a held one, so that no
+- At most one call that changes visibility is under way on a queue. Otherwise a renewal could arrive
+  after the call that hides the same message, and undo it.
+- A batch of settlements is due when it is full, or when its first entry has waited
+  ``linger_seconds``. Renewals do not wait.
+- If one entry of a call fails, only its message waits before the next try. If a whole call fails,
+  all calls of its lane wait, so that an outage costs few calls.
+- A message that waits for its delete or its dead letter is renewed like a held message, so that no
   other worker gets it.
 - If another worker may have received a message, the table does not hide it or give it back,
-  because the call would change the hold of that worker.
+  because the call would change the other worker's hold.
 - A hidden message that this worker may bring forward stays in the table until it is almost due.
 """
 
@@ -55,9 +59,9 @@ T = TypeVar("T")
 #: A renewal may be early by this share of the visibility timeout, to fill a batch.
 _RENEW_EARLY_SHARE = 1 / 24
 
-#: If a worker holds many messages of a queue, each renewal asks for more seconds, so that the queue
-#: needs only about this many renewal calls a second. Renewals get up to ``_MAX_SPREAD_SECONDS`` for
-#: that.
+#: If a worker holds many messages of a queue, each renewal asks for a longer visibility timeout.
+#: Then the queue needs only about this many renewal calls a second. For this reason alone, a
+#: renewal asks for at most ``_MAX_SPREAD_SECONDS``.
 _RENEWALS_PER_SECOND = 20
 _MAX_SPREAD_SECONDS = 900
 
@@ -67,20 +71,21 @@ _AFTER_TRANSIENT = FullJitter(base=0.2, cap=10)
 #: Backoff for refusals that need an operator, such as a missing permission.
 _AFTER_REFUSAL = EqualJitter(base=4, cap=60)
 
-#: After a failed call, a lane counts as failing until a call succeeds, or until its pause has been
-#: over for this long.
+#: After a failed call, a lane counts as failing until a call succeeds. If no further call is made,
+#: it counts as failing until its pause has been over for this long.
 _FAILING_SECONDS = 60.0
 
 #: Backoff for a dead letter that cannot be sent.
 _AFTER_UNSENT = EqualJitter(base=1, cap=300)
 
 
+#: The states in which a message leaves its queue, each with its call to SQS.
 _REMOVALS = {State.DELETE: Operation.DELETE, State.DEAD_LETTER: Operation.SEND}
 
 #: States in which the table waits for a response of SQS.
 _SETTLING = HIDING | _REMOVALS.keys()
 
-#: The words for calls in the log, where they differ from the names of the states.
+#: The verbs for calls in the log. For all other states, the log uses the state's value.
 _VERBS = {State.HELD: "renew", State.DEAD_LETTER: "send"}
 
 #: The most messages in each attribute of :class:`Memory`. The oldest are forgotten first. One queue
@@ -90,9 +95,10 @@ _REMEMBERED = MAX_IN_FLIGHT_MESSAGES
 
 
 def spread_seconds(held: int) -> int:
-    """Return how many seconds a renewal asks for at least, if a queue has ``held`` messages.
+    """Return the shortest visibility timeout in seconds that a renewal may ask for.
 
-    The more messages, the more seconds, so that renewals need few calls.
+    It grows with ``held``, the number of the queue's messages that the worker renews. For example,
+    it is 15 s for 1,000 messages, and 300 s for 20,000. So renewals need few calls.
     """
     seconds = held / RENEW_AT_SHARE / MAX_BATCH_ENTRIES / _RENEWALS_PER_SECOND
     return min(math.ceil(seconds), _MAX_SPREAD_SECONDS)
@@ -104,8 +110,8 @@ class CallEntry:
 
     Attributes:
         lease: the message.
-        purpose: the state that the call carries out. ``HELD``: a renewal, even if the message
-            waits for its delete or its dead letter.
+        purpose: the state that the call carries out. ``HELD`` means a renewal, even if the
+            message itself waits for its delete or its dead letter.
         handle: the receipt handle of the message when the call was planned.
         seconds: the visibility timeout to ask for. 0 for a delete or a dead letter.
     """
@@ -145,7 +151,7 @@ class Agenda(dict[Lease, float]):
         return math.inf
 
     def take(self, until: float, at_most: int) -> list[Lease]:
-        """Remove and return ``at_most`` leases or fewer that are due by ``until``, in order."""
+        """Remove and return the first leases that are due by ``until``, at most ``at_most``."""
         leases: list[Lease] = []
         while self.heap and self.heap[0][0] <= until and len(leases) < at_most:
             at, _, lease = heapq.heappop(self.heap)
@@ -157,10 +163,10 @@ class Agenda(dict[Lease, float]):
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One action on one queue, with the leases that wait for it.
+    """One SQS action on one queue, with the leases that wait for it.
 
     Arguments:
-        url: the URL of the queue that has the messages.
+        url: the URL of the queue that has the messages, also for dead letters.
         operation: the action.
         capacity: the most calls that may be under way at a time.
     """
@@ -172,7 +178,7 @@ class Lane:
     renewals: Agenda = field(default_factory=Agenda)
     under_way: int = 0
     failures: int = 0  # calls in a row that failed as a whole
-    not_before: float = 0.0
+    not_before: float = 0.0  # the end of the pause after a failed call
     #: When a call may be due. Infinity: no entry waits, or ``capacity`` calls are under way.
     look_at: float = math.inf
 
@@ -182,7 +188,7 @@ _LOOK_AT, _IS_OF_LANE = attrgetter("look_at"), attrgetter("is_of_lane")
 
 class _Lanes(dict[tuple[str, Operation], Lane]):
     def __missing__(self, key: tuple[str, Operation]) -> Lane:
-        # Two deletes at a time, because one call deletes only ten messages per round trip.
+        # Two delete calls at a time, because one call deletes only ten messages per round trip.
         lane = self[key] = Lane(*key, capacity=2 if key[1] is Operation.DELETE else 1)
         return lane
 
@@ -203,18 +209,18 @@ class Call:
 
 
 class Memory:
-    """What a worker remembers about its messages, in case SQS delivers one of them again.
+    """Facts that a worker remembers about its messages, in case SQS delivers a message again.
 
-    It is lost with the process, and no other worker shares it. Facts that must not be lost
-    are on the message itself. Callers may read the attributes. Only the methods change them. Safe
-    to use from any thread.
+    The memory is lost with the process, and no other worker shares it. Facts that must not be lost
+    are on the message itself, such as its receive count. Callers may read the attributes. Only the
+    methods change them. Safe to use from any thread.
 
     Attributes, each by message ID:
-        fates: how a message was settled: the record for its dead letter, or ``None`` for a delete.
+        fates: how a message was settled. The record of a dead letter, or ``None`` for a delete.
         crashes: the number of runs that count against ``crash_budget``.
         times_given_back: the number of receives that led to no run.
-        due_since: when the message could have run if its provider had been up, in seconds since
-            the epoch.
+        due_since: since when the message has waited only for its provider (the service that its
+            task calls), in seconds since the epoch.
     """
 
     def __init__(self) -> None:
@@ -225,9 +231,11 @@ class Memory:
         self.due_since: OrderedDict[str, float] = OrderedDict()
 
     def settled(self, message_id: str, record: DeadLetterRecord | None) -> None:
-        """Note how a message is settled: a dead letter with a record, or ``None`` for a delete.
+        """Note how a message is settled.
 
-        Do not keep the error's text and traceback, because they may be long.
+        Arguments:
+            record: the record for its dead letter. The memory does not keep the error's text and
+                traceback, because they may be long. ``None``: the message is deleted.
         """
         if record is not None:
             record = replace(record, exception_message=None, traceback=None)
@@ -243,8 +251,8 @@ class Memory:
         """Count a receive of the message that leads to no run.
 
         Arguments:
-            due_since: since when only its provider has kept it from running, in seconds since the
-                epoch. ``None``: it does not run for another reason.
+            due_since: since when the message has waited only for its provider, in seconds since
+                the epoch. ``None``: the message does not run for another reason.
         """
         with self._lock:
             if due_since is not None:
@@ -279,8 +287,8 @@ class SettlementTable:
         rng: random.Random | None = None,
     ) -> None:
         self.clock = clock
-        #: The lock of the table. The providers' gates share it, because they bring its messages
-        #: forward.
+        #: The lock of the table. The providers' gates (circuit breakers) use the same lock, because
+        #: they bring messages of the table forward.
         self.lock = threading.RLock()
         self.memory = Memory()
         #: The events of this worker, for its observers.
@@ -289,18 +297,20 @@ class SettlementTable:
         self._rng = rng or random.Random()
         self._leases: dict[tuple[str, str], Lease] = {}
         self._lanes = _Lanes()
-        #: Held and hidden leases, by the end of their holds. When a held lease's hold ends, the
-        #: table notifies its task, even if the renewal hangs or waits behind another call.
+        #: Leases in the states HELD and HIDDEN, by the end of their holds. When the hold of a HELD
+        #: message ends, the table notifies its task, even if the renewal hangs or waits behind
+        #: another call.
         self._holds = Agenda()
         #: Notifications for observers and tasks. They wait until the lock is free.
         self._news: list[Callable[[], object]] = []
-        self._waiting: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()  # unconfirmed settlements, by queue URL
         self._unanswered = 0  # messages in BRING_FORWARD
 
     def _note_change(self, at: float) -> None:
-        """Do nothing. The keeper overrides this to wake its thread if a call is due earlier.
+        """Do nothing. The table calls this under its lock.
 
-        The table calls this under its lock.
+        :class:`.Keeper` overrides this, to wake its thread if a call is due before the thread would
+        look again.
 
         Arguments:
             at: when the next call may be due.
@@ -311,9 +321,9 @@ class SettlementTable:
     def hold(self, lease: Lease) -> None:
         """Hold a message that was received, and renew it until it is settled.
 
-        The worker may have received the message before. If it still needs the earlier lease, that
-        lease takes the newer receipt handle, and the new lease is not used. If it has settled the
-        message and remembers how, it settles it the same way immediately.
+        The worker may have received the message before. If the earlier lease is still in use, it
+        takes the newer receipt handle, and the new lease is not used. If the worker remembers how
+        it deleted or dead-lettered the message, it does the same again immediately.
         """
         with self.lock:
             earlier = self._leases.get(lease.key)
@@ -355,12 +365,13 @@ class SettlementTable:
 
         Arguments:
             state: DELETE, DEAD_LETTER, HIDE or GIVE_BACK.
-            is_finished: the task must not run again here, even if the message was lost.
+            is_finished: whether this worker must not run the task again, even if the message was
+                lost.
             facts: attributes to set on the lease, as the state needs them.
 
         Returns:
-            True if this call has settled the message. False if it was settled or lost before. A
-            call for a lost message notes that its run is over.
+            True if this call has settled the message. False if the message was settled or lost
+            before. If it was lost, this call notes that its run is over, and forgets the lease.
         """
         with self.lock:
             if lease.state is State.LOST and not lease.is_over:
@@ -375,7 +386,7 @@ class SettlementTable:
             self._waiting[lease.queue.url] += 1
             if state in HIDING:
                 self._plan(lease, now)
-            else:  # the next renewal stays planned
+            else:  # the next renewal stays planned, so that no other worker gets the message
                 self.memory.settled(lease.message_id, lease.record)
                 self._holds.pop(lease, None)
                 self._plan_removal(lease, now)
@@ -402,7 +413,11 @@ class SettlementTable:
         self.tell_now()
 
     def bring_forward(self, leases: Iterable[tuple[Lease, float]]) -> None:
-        """Plan the calls that let SQS show hidden messages earlier, each at its given time."""
+        """Plan the calls that let SQS show hidden messages early.
+
+        Arguments:
+            leases: pairs of a lease and the time at which SQS should show its message.
+        """
         with self.lock:
             for lease, due_at in leases:
                 if lease.state is State.HIDDEN:
@@ -416,8 +431,9 @@ class SettlementTable:
     def room_to_bring_forward(self, most: int) -> int:
         """Return how many more messages to bring forward now.
 
-        At most ``most`` of them may wait for SQS's response at a time. While calls fail, at most
-        one may, because a failed call may leave its messages in doubt.
+        At most ``most`` messages may wait at a time for SQS's response to such a call. While calls
+        fail, at most one message may wait, because after a failed call the worker may not know
+        whether SQS shows the message.
         """
         with self.lock:
             lanes = [x for x in self._lanes.values() if x.operation is Operation.CHANGE_VISIBILITY]
@@ -451,11 +467,11 @@ class SettlementTable:
             lease.recall.among.discard(lease)
 
     def seconds_to_receive_for(self, queue: Queue) -> int:
-        """Return the visibility timeout in seconds that a receive asks for.
+        """Return the visibility timeout in seconds that a receive call asks for.
 
-        Each receive call asks for one, because the queue's own timeout may have been lowered since
-        it was read. If the worker holds thousands of messages, it is longer, so that renewals come
-        in time.
+        Each receive call asks for a timeout, because an operator may have lowered the queue's own
+        timeout since the worker read it. If the worker holds thousands of messages of the queue,
+        the call asks for a longer timeout, so that renewals come in time.
         """
         with self.lock:
             lane = self._lanes[queue.url, Operation.CHANGE_VISIBILITY]
@@ -477,14 +493,14 @@ class SettlementTable:
     # Calls
 
     def next_at(self) -> float:
-        """Return when the next call may be due, or infinity if no call is planned."""
-        # The first hold in the heap may be cancelled. Then the caller finds no call, which costs
-        # little.
+        """Return when a call may be due or a hold ends. Infinity: the table has no plans."""
+        # The first entry of the heap may be outdated. Then the thread wakes and finds no call,
+        # which costs little.
         first = self._holds.heap[0][0] if self._holds.heap else math.inf
         return min(first, min(map(_LOOK_AT, self._lanes.values()), default=math.inf))
 
     def hurry(self) -> None:
-        """Stop waiting for more entries of a batch, because the worker stops."""
+        """Let no batch wait for more entries from now on, because the worker stops."""
         with self.lock:
             self._linger = 0.0
             for lane in self._lanes.values():
@@ -494,7 +510,7 @@ class SettlementTable:
     def next_call(self) -> Call | None:
         """Return the call that is due now, or ``None``. The caller gives its results to ``enter``.
 
-        Also note the holds that have ended, and notify their tasks.
+        Also note which messages were not renewed in time, and notify their tasks.
         """
         call = None
         with self.lock:
@@ -519,7 +535,7 @@ class SettlementTable:
                 self._miss(lease)
 
     def _entries(self, lane: Lane, now: float) -> list[CallEntry]:
-        """Take the entries of a lane's next call. All dead letters of a call go to one queue."""
+        """Take the entries of a lane's next call. All its dead letters go to the same queue."""
         entries = list[CallEntry]()
         # Take renewals or settlements first, whichever have been due for longer. Fill the call with
         # the other kind, and then with renewals that are almost due.
@@ -558,7 +574,11 @@ class SettlementTable:
     # Results of calls
 
     def enter(self, call: Call, results: Sequence[Failure | None]) -> None:
-        """Enter the results of a call taken by ``next_call``, one per entry, in order."""
+        """Enter the results of a call that ``next_call`` has returned.
+
+        Arguments:
+            results: one result per entry, in the order of the entries. ``None`` is a success.
+        """
         lane, first, failures = call.lane, call.entries[0], list(filter(None, results))
         with self.lock:
             now = self.clock()
@@ -574,8 +594,8 @@ class SettlementTable:
             for entry, result in zip(call.entries, results, strict=True):
                 lease = self._leases.get(entry.lease.key)
                 if result is None and entry.purpose is State.DEAD_LETTER:
-                    # The dead letter is sent, even if the message was lost. When the message is
-                    # received again, it needs only its delete.
+                    # The dead letter is sent, although the message may be lost by now. If the
+                    # worker receives the message again, it only has to delete it.
                     self.memory.settled(entry.lease.message_id, None)
                 if lease is not None:
                     is_shared = result is not None and results.count(result) > 1
@@ -603,8 +623,8 @@ class SettlementTable:
         purpose, now = entry.purpose, self.clock()
         is_older = lease.handle != entry.handle and purpose is not State.DEAD_LETTER
         if lease is not entry.lease or is_older:
-            # The message was received again since. The call may have changed its new hold, so renew
-            # it now.
+            # Since this call was planned, the worker has received the message again. The call may
+            # have changed the hold of the newer receive, so renew the message now.
             lease.renew_at = now
             if lease is entry.lease or purpose not in _REMOVALS:
                 self._plan_again(lease, purpose, now)
@@ -619,9 +639,10 @@ class SettlementTable:
                 self._lose(lease, is_void=True)
             elif purpose is not State.HELD or lease.state is State.DEAD_LETTER:
                 self._drop_late(lease, purpose, failure)
-            # else it was a renewal, and the call that settles the message will show the loss
+            # Else SQS has refused a renewal of a message that is being settled. The call that
+            # settles the message will show the loss.
         elif failure.kind is Kind.BAD_ENTRY and lease.record and purpose is State.DEAD_LETTER:
-            lease.record = None  # SQS has refused the record: the dead letter goes without it
+            lease.record = None  # SQS has refused the record, so send the dead letter without it
             self._plan_again(lease, purpose, now)
         else:
             self._postpone(lease, purpose, failure, now)
@@ -645,7 +666,8 @@ class SettlementTable:
     def _keep(self, entry: CallEntry, recall: Recall, asked_at: float, now: float) -> bool:
         """Keep a hidden message that may be brought forward. Return whether the table keeps it.
 
-        Do not keep it if another worker may have it, because its hold may have ended in between.
+        Do not keep it if another worker may have it. For example, its hold may have ended before
+        SQS confirmed the call that hides it.
         """
         lease = entry.lease
         if entry.purpose is not State.HIDE or lease.in_doubt or lease.may_be_visible(now):
@@ -683,24 +705,25 @@ class SettlementTable:
         if purpose is State.HELD:
             lease.renew_at, at = at, now
         elif purpose in HIDING:
-            # A later call could end another worker's hold.
+            # Try at the end of the hold at the latest. A later call could end the hold of another
+            # worker.
             at = max(now, min(at, lease.visible_at))
         self._plan_again(lease, purpose, at)
 
     def _pause(self, tries: int, failure: Failure, lease: Lease, purpose: State) -> float:
         """Return the seconds before another try.
 
-        A pause is at most a tenth of the visibility timeout, or 1 second if that is more. Else SQS
-        could show other messages of the same lane before their calls. A pause may be
-        longer for a dead letter, for a delete that SQS refuses, and after the third refusal of
-        another call.
+        A pause is at most a tenth of the visibility timeout, or 1 second if that is more. In a
+        longer pause, the holds of other messages in the lane could end before their calls. A pause
+        may be longer for a dead letter, for a delete that SQS refuses, and after the third refusal
+        of any other call.
         """
         if purpose is State.DEAD_LETTER:
             return _AFTER_UNSENT.delay(tries, self._rng)
         policy = _AFTER_TRANSIENT if failure.is_transient else _AFTER_REFUSAL
         pause = policy.delay(tries, self._rng)
-        # The first refusals may be a mistake. Renewals wait in the same lane as a refused change of
-        # visibility.
+        # The first three refusals may be a mistake, so try again soon. Renewals wait in the same
+        # lane as a refused change of visibility, and a long pause would make them late.
         is_soon = failure.is_transient or (purpose is not State.DELETE and tries <= 3)
         most = max(1.0, lease.queue.visibility_timeout_seconds / 10)
         return min(pause, most) if is_soon else pause
@@ -711,11 +734,14 @@ class SettlementTable:
         self.tell(kind(queue=lease.queue.name, message_id=lease.message_id, **facts))
 
     def tell(self, event: events.WorkerEvent) -> None:
-        """Queue an event until the lock is released, because a listener may be slow."""
+        """Queue an event for ``tell_now``. Call this with the lock.
+
+        The event waits until the lock is released, because a listener may be slow.
+        """
         self._news.append(partial(self.events.emit, event))
 
     def tell_now(self) -> None:
-        """Make the notifications that have waited for the lock. Call this without the lock."""
+        """Notify observers and tasks of the queued news. Call this without the lock."""
         if not self._news:
             return
         with self.lock:
@@ -750,17 +776,17 @@ class SettlementTable:
     def _lose(self, lease: Lease, *, is_void: bool) -> None:
         """Note the loss of a held message.
 
-        If its task runs and its receipt handle may still work, it stays ``HELD``, and renewals go
-        on. Else it is ``LOST``. If its task does not run, the table also forgets it.
+        If its task runs and ``is_void`` is false, the message stays ``HELD``, and renewals go on.
+        Else it is ``LOST``. If its task does not run, the table also forgets it.
 
         Arguments:
-            is_void: whether its receipt handle has stopped working.
+            is_void: whether to stop renewals, for example because SQS refuses its receipt handle.
         """
         lease.may_be_lost, runs = True, lease.handed_to_pool()
         if is_void or not runs:
             lease.move(State.LOST)
             self._plan(lease, self.clock())
-        if not runs:  # from now on, only a worker that receives it again may start its task
+        if not runs:  # its task may start only after the message is received again
             self._forget(lease)
             self.memory.count_given_back(lease.message_id)
         self._news.append(partial(self._tell_loss, lease))
@@ -780,9 +806,9 @@ class SettlementTable:
     # Plans
 
     def _plan(self, lease: Lease, at: float) -> None:
-        """Plan the next steps for the visibility of a lease, in place of the earlier plans.
+        """Plan the next changes of a message's visibility, in place of the earlier plans.
 
-        - In a state of ``HIDING``: its settlement, at the time ``at``.
+        - In a state of ``HIDING``: the call for this state, at the time ``at``.
         - ``HELD``: its next renewal, and the end of its hold.
         - ``DELETE`` or ``DEAD_LETTER``: its next renewal.
         - ``HIDDEN``: the end of its hold.
@@ -800,13 +826,13 @@ class SettlementTable:
         self._wake(lane)
 
     def _plan_removal(self, lease: Lease, at: float) -> None:
-        """Plan the dead letter or the delete of a lease, as its state says."""
+        """Plan the dead letter or the delete of a message, as its state says."""
         lane = self._lanes[lease.queue.url, _REMOVALS[lease.state]]
         lane.settling.put(lease, at)
         self._wake(lane)
 
     def _plan_again(self, lease: Lease, purpose: State, at: float) -> None:
-        """Plan another try for an entry that has failed. ``purpose``: that of the entry."""
+        """Plan another call for the ``purpose`` of an earlier entry."""
         if purpose in _REMOVALS:
             self._plan_removal(lease, at)
         else:
@@ -815,8 +841,8 @@ class SettlementTable:
     def _wake(self, lane: Lane) -> None:
         """Compute when the next call of a lane may be due.
 
-        A renewal does not wait for others. If there are fewer than ten settlements, the first one
-        waits ``linger_seconds`` for more, even after a failure.
+        A renewal does not wait for other entries. If there are fewer than ten settlements, the
+        first settlement waits ``linger_seconds`` for more, even after a failure.
         """
         lane.look_at = math.inf
         if lane.under_way < lane.capacity:

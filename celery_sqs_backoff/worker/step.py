@@ -1,4 +1,7 @@
-"""The Celery bootstep that adds our parts to a worker, if its app has a task of ours."""
+"""The Celery bootstep that adds this package's parts to a worker's main process.
+
+A worker has the step if its app has an ``SQSBackoffTask``, and uses it only if the broker is SQS.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +29,24 @@ from .upstream import is_pool_of
 
 logger = get_logger(__name__)
 
-#: How long a stopping worker tries to settle its messages with SQS.
+#: How long a stopping worker waits until SQS has confirmed all settlements.
 FLUSH_TIMEOUT_SECONDS = 15.0
 
-#: How often the event loop notes a turn, and the time without a turn after which it counts as dead.
+#: Celery's event loop notes a turn (a sign of life) once in ``_TURN_SECONDS``. The heartbeat counts
+#: the loop as hanging after ``_LONGEST_TURN_SECONDS`` without a turn.
 _TURN_SECONDS = 5.0
 _LONGEST_TURN_SECONDS = 60.0
 
-#: The most tasks that the start line names. An app may have hundreds.
+#: The most tasks that the worker names in its log line at the start. An app may have hundreds.
 _MAX_NAMES = 20
 
 
 class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not typed
-    """Starts the keeper and the pollers, and attaches them to the channel at each connect."""
+    """Starts the parts that receive, renew and settle messages in place of kombu.
+
+    The receiver has the pollers, which receive messages. The keeper renews and settles messages. At
+    each connect, the step replaces the receives, acks and rejects of kombu's new channel.
+    """
 
     requires = (Tasks,)
 
@@ -46,7 +54,10 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         return bool(c.conninfo.transport.driver_type == "sqs")
 
     def create(self, c: Any) -> None:
-        """Create our parts. Celery calls this before ``Tasks.start()``, which needs them."""
+        """Create the keeper and the receiver.
+
+        Celery calls this before ``Tasks.start()``, which needs the receiver.
+        """
         self._keeper = Keeper()
         self._receiver = c.sqs_receiver = Receiver(c, self._keeper)
         consume.install(c, self._receiver)
@@ -62,7 +73,10 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         upstream.remember_running_tasks(c)
 
     def start(self, c: Any) -> None:
-        """Start the parts. Celery calls this after its step ``Tasks``, before the event loop."""
+        """Attach the parts to kombu's channel, and start the keeper.
+
+        Celery calls this at each connect, after its step ``Tasks`` and before the event loop.
+        """
         if c.hub is not None:
             self._wake_event_loop = upstream.wake_event_loop(c.hub)
         channel = c.task_consumer.channel
@@ -79,8 +93,8 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
     def stop(self, c: Any) -> None:
         """Stop receiving. Celery calls this at every reconnect and shutdown.
 
-        Messages whose tasks have not started are given back immediately. The messages of running
-        tasks keep their leases.
+        Give back the messages of tasks that have not started, so that other workers can receive
+        them. Keep and renew the messages of running tasks.
         """
         self._keeper.pulse.forget(EVENT_LOOP)
         self._receiver.pause()
@@ -108,12 +122,15 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         self._wake_event_loop()
 
     def _watch_event_loop(self, c: Any) -> None:
-        """Let the heartbeat watch Celery's loop, except on solo, where each task blocks it."""
+        """Let the heartbeat watch Celery's event loop.
+
+        Do not watch it with the pool solo, where each task blocks the loop until it ends.
+        """
         if isinstance(c.pool, solo.TaskPool):
             return
         pulse = self._keeper.pulse
         pulse.watch(EVENT_LOOP, limit_seconds=_LONGEST_TURN_SECONDS)
-        if c.hub is not None:  # else timers have another thread, and Inbox.drain_events notes turns
+        if c.hub is not None:  # else timers run in another thread; Inbox.drain_events notes turns
             c.timer.call_repeatedly(_TURN_SECONDS, pulse.note_turn, (EVENT_LOOP,))
 
     def _check_queues(self, c: Any) -> None:

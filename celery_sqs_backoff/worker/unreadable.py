@@ -29,11 +29,13 @@ _FIFO_CAP_SECONDS = 60.0
 
 
 def keep(lease: Lease, headers: Mapping[str, Any], what: str, *, worker: str) -> None:
-    """Hide a message for a while. At its last receive it becomes a dead letter.
+    """Hide a message for a while, or make it a dead letter if it cannot come back.
 
-    It also becomes a dead letter shortly before its retention period ends. If the queue has no
-    dead-letter queue, the message is always hidden. It is logged when it becomes a dead letter, and
-    at its 1st, 2nd, 4th, 8th receive and so on, so that a sender cannot fill the log.
+    The message becomes a dead letter at the last receive that its queue allows, and shortly before
+    its retention period ends. If the queue has no dead-letter queue, the message is always hidden.
+
+    The worker logs the message when it becomes a dead letter, and at its 1st, 2nd, 4th, 8th receive
+    and so on. It does not log each receive, because a sender could fill the log.
 
     Arguments:
         headers: the message's headers, if they are known.

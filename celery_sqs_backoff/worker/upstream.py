@@ -21,9 +21,11 @@ def wake_event_loop(hub: Any) -> Callable[[], None]:
     """Let ``hub.call_soon`` wake the event loop while it waits for events.
 
     Without this, a callback waits until another event wakes the loop. kombu 5.5 and 5.6 never wake
-    the loop for a callback. kombu 5.7 does not wake it for a ``call_soon`` in a callback or a timer
-    of the loop, because ``Hub.create_loop`` looks for new callbacks before it calls callbacks and
-    timers. Call this again after the loop was reset.
+    the loop for a callback. kombu 5.7 wakes it only if another thread calls ``call_soon``. If a
+    callback or a timer of the loop calls ``call_soon``, the loop first waits for events. The reason
+    is that ``Hub.create_loop`` collects new callbacks before it runs callbacks and timers.
+
+    Celery resets the loop at each reconnect. Call this again after that.
 
     Returns:
         A function that wakes the loop and takes no lock, so signal handlers may call it. They must
@@ -35,7 +37,7 @@ def wake_event_loop(hub: Any) -> Callable[[], None]:
     call_soon = type(hub).call_soon
 
     def wake() -> None:
-        with suppress(OSError):  # the socket is full, so the loop wakes up anyway, or it is closed
+        with suppress(OSError):  # the socket is closed, or it is full and the loop wakes up anyway
             thread_end.send(b"x")
 
     def call_soon_and_wake(*args: Any) -> Any:
@@ -45,7 +47,7 @@ def wake_event_loop(hub: Any) -> Callable[[], None]:
 
     def sleep_again() -> None:
         with suppress(OSError):
-            if not loop_end.recv(4096):  # closed: wake_event_loop() ran again
+            if not loop_end.recv(4096):  # the other end is closed: wake_event_loop() ran again
                 hub.remove_reader(loop_end)
 
     hub.add_reader(loop_end, sleep_again)
@@ -53,15 +55,15 @@ def wake_event_loop(hub: Any) -> Callable[[], None]:
     return wake
 
 
-# Receives: kombu only delivers messages, and never asks SQS
+# Receives: our pollers ask SQS for messages, and kombu only delivers them
 
 
 def declare_without_asking(consumer: Any) -> None:
     """Let a worker start even if it may not read the attributes of its queues.
 
     All versions: when kombu declares a queue, it asks for the queue's length (``Channel._size``)
-    and ignores the answer. It makes another client for each predefined queue. An AccessDenied there
-    ends the worker.
+    and ignores the answer. For this call, it makes another client for each predefined queue. If SQS
+    refuses the call (AccessDenied), the worker ends.
     """
     connect = consumer.connect
 
@@ -82,9 +84,12 @@ def receive_ourselves(
 ) -> None:
     """Keep kombu from polling, and report which queues Celery consumes.
 
+    kombu's polling has these bugs:
+
     - All versions: a 4xx (expired credentials, kombu#2031) raises a bare ``Exception`` in the event
       loop and ends the worker.
-    - All versions: quiet queues hold kombu's ten connections for the length of their long polls.
+    - All versions: the long polls of quiet queues occupy kombu's ten connections, and other queues
+      wait.
     - kombu 5.7.0: a 5xx or a timeout ends the worker, too. After a lost connection kombu finds no
       event loop and stops polling (kombu#2404).
     - kombu 5.5: the HTTP client blocks the event loop (kombu#2258), and a body that is no JSON ends
@@ -94,13 +99,15 @@ def receive_ourselves(
         channel: kombu's channel, before it consumes.
         on_consume: called with the name of each queue that Celery starts to consume.
         on_cancel: called with the name of each queue that Celery stops consuming.
-        drain_events: replaces kombu's function. Celery calls it if it has no event loop.
+        drain_events: replaces the channel's ``drain_events``. Celery calls it if Celery has no
+            event loop.
     """
     consume, cancel = channel.basic_consume, channel.basic_cancel
 
     def basic_consume(queue: str, no_ack: bool = False, *args: Any, **kwargs: Any) -> Any:
-        # kombu keeps a message that needs an acknowledgement, and sends a copy of it when the
-        # channel closes. So consume without acknowledgements, because a lease holds each message.
+        # kombu keeps each message that needs an acknowledgement. When the channel closes, kombu
+        # lets SQS show these messages again, even if their tasks are running. So consume without
+        # acknowledgements. The worker's leases hold the messages instead.
         result = consume(queue, True, *args, **kwargs)
         # Undo kombu's note that the queue needs no acknowledgements. With this note, another
         # channel of the process would delete the queue's messages when it polls.
@@ -146,24 +153,25 @@ def pool_size(pool: Any) -> int:
 def remember_running_tasks(consumer: Any) -> None:
     """Let prefork remember its running tasks at a lost connection or a stop.
 
-    ``AsynPool.flush`` drops jobs from the pool's cache, so Celery never sees their results. In all
+    ``AsynPool.flush`` drops tasks from the pool's cache, so Celery never sees their results. In all
     versions it drops tasks that were sent to a process but not accepted yet. These tasks run
-    although their messages are given back. Celery 5.5 drops running tasks, too (celery#8541), so
-    the worker would hold their messages for ever. Also, a process takes 30 seconds to end if its
-    results are not read.
+    although the worker gives their messages back to SQS. Celery 5.5 drops running tasks, too
+    (celery#8541), so the worker would hold their messages for ever. Also, the process of a dropped
+    task takes 30 seconds to end, because Celery does not read its result.
     """
     if not is_pool_of(consumer.pool, "prefork"):
         return
     on_close = consumer.on_close
 
     def on_close_and_remember() -> None:
-        pool = consumer.pool._pool  # None: a cold shutdown has ended it already
+        pool = consumer.pool._pool  # None: a cold shutdown has ended the pool already
         jobs = {} if pool is None else pool._cache
         running = {number: job for number, job in jobs.items() if job._accepted or job._write_to}
         on_close()
         jobs.update((number, job) for number, job in running.items() if not job.ready())
 
-    # A stop calls the blueprint's ``on_close``.
+    # At a lost connection, Celery calls the consumer's ``on_close``. At a stop, it calls the
+    # blueprint's ``on_close``.
     consumer.on_close = consumer.blueprint.on_close = on_close_and_remember
 
 
@@ -191,7 +199,7 @@ def start_nothing_given_back(
                 return
         except Exception as exc:  # noqa: BLE001
             refuse(request, exc)
-        controller._quick_release()  # release the pool's place here, because no task does it
+        controller._quick_release()  # no task runs, so its place in the pool is released here
 
     controller._process_task = process_if_ours
 
@@ -199,14 +207,16 @@ def start_nothing_given_back(
 def give_back_before_soft_shutdown(consumer: Any, give_back: Callable[[], object]) -> None:
     """Call ``give_back`` when a soft shutdown begins, not when it ends.
 
-    It gives back the messages of tasks that have not begun. Celery 5.5 and later first sleep for
-    ``worker_soft_shutdown_timeout`` in the signal handler, and stop the worker's steps after that.
+    ``give_back`` gives back to SQS the messages of tasks that have not begun. Celery 5.5 and later
+    first sleep for ``worker_soft_shutdown_timeout`` in the signal handler. Celery stops the
+    worker's steps only after that.
     """
     controller = consumer.controller
     wait = controller.wait_for_soft_shutdown
 
     def give_back_and_wait() -> None:
-        # In a thread: the code that the signal has interrupted may hold a lease's lock.
+        # Use a thread, because the code that the signal has interrupted may hold a lock that
+        # ``give_back`` needs.
         start_daemon("sqs-give-back", give_back)
         wait()
 

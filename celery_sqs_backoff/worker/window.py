@@ -1,9 +1,11 @@
 """Limits the messages that a worker holds, and says which poller may ask SQS for more.
 
-The window is the number of messages that may run or wait for a process. :class:`Load` computes how
-many messages to request now. :class:`Throughput` estimates how many the worker settles (finishes)
-during a call to SQS. Both are pure. :class:`Window` has the messages, and makes the pollers wait
-for room.
+The window is the number of messages that may run or wait for a process. It is the number of
+processes times Celery's prefetch multiplier, for example 8 * 4 = 32.
+
+:class:`Load` computes how many messages to request now. :class:`Throughput` estimates how many
+messages the worker settles (for example deletes) during a call to SQS. These two classes make no
+calls and read no clock. :class:`Window` has the messages, and makes the pollers wait for room.
 """
 
 from __future__ import annotations
@@ -26,20 +28,21 @@ from .upstream import pool_size
 
 logger = get_logger(__name__)
 
-#: If tasks are short, the worker receives messages before there are processes for them, up to this
-#: many times the window. If tasks suddenly take longer, that many messages wait in the worker.
+#: If tasks are short, the worker receives more messages than the window. The limit for these
+#: additional messages is this many times the window. If tasks suddenly take longer, the additional
+#: messages wait in the worker.
 _MAX_AHEAD = 3
 
-#: The number of messages received early is this many times the number that the worker settles
-#: during one call. One part replaces messages that are settled before the response arrives. The
-#: other part keeps the processes busy during the next call.
+#: The number of additional messages is this many times the number of messages that the worker
+#: settles during one receive call. One half replaces the messages that are settled before the
+#: response arrives. The other half keeps the processes busy during the next call.
 _CALLS_AHEAD = 2
 
-#: Besides its window, a worker holds at most this many messages that do not wait for a process, but
-#: for their ETA or a rate limit, for example.
+#: In addition to its window, a worker holds at most this many messages that wait for something
+#: other than a process, for example for an ETA or a rate limit.
 MAX_BLOCKED = 100
 
-#: The window where the user wants no limit (prefetch multiplier 0).
+#: The window if the user wants no limit (prefetch multiplier 0).
 _NO_WINDOW = 1_000_000
 
 #: If a receive call takes longer than this, SQS has waited for messages to arrive.
@@ -48,24 +51,25 @@ _WAITED_SECONDS = 1.0
 #: Weight of the newest measurement in an average.
 _WEIGHT = 1 / 8
 
-#: A poller with room for a part of a batch waits this long for more room. Short tasks end in this
-#: time, and make more room. Long tasks keep the pool busy, so the wait does no harm.
+#: If there is room for only a part of a batch (10 messages, or less with a small window), a poller
+#: waits this long for more room. Short tasks end in this time, and make more room. Long tasks keep
+#: the pool busy, so the wait does no harm.
 _LINGER_SECONDS = 0.01
 
-#: A call on a queue with a backlog returns sooner than this. A call that takes longer has found the
-#: queue empty, and waits there for messages.
+#: A call on a queue with a backlog returns sooner than this. If a call takes longer, the queue is
+#: empty, and SQS waits for messages.
 _SOON_SECONDS = 0.1
 
-#: No event reports a change of the pool's size or of the settlement backlog. So a waiting poller
-#: checks again after this time.
+#: No event reports a change of the pool's size, or of the number of settlements that SQS has not
+#: confirmed. So a waiting poller checks again after this time.
 _LOOK_AGAIN_SECONDS = 1.0
 
-#: While more settled messages of a queue than this wait for SQS's confirmation, the worker receives
-#: no further messages from the queue.
+#: If more settlements of a queue than this wait for SQS's confirmation, the worker receives no
+#: further messages from the queue. A settlement deletes, hides, shows or dead-letters a message.
 _BEHIND = 1_000
 
-#: A backlog of settlements that lasts longer than this is logged. After a burst of short tasks it
-#: is over sooner.
+#: If there are too many unconfirmed settlements for longer than this, the worker logs it. After a
+#: burst of short tasks, SQS confirms them sooner.
 _LONG_BEHIND_SECONDS = 10.0
 
 
@@ -82,8 +86,8 @@ class Load:
         settled_during_a_call: messages that are likely to be settled during the next call.
         window: messages that may run, or wait for a process.
         room: how many more messages the worker can take when the response arrives; may be negative.
-        enough: the least room for a call: a full batch or, if that is less, the part of the window
-            that exceeds the processes. At least 1.
+        enough: the least room at which a poller makes a call. It is 10 or ``window - processes``,
+            the smaller of the two, but at least 1.
         batch: the room at which a poller calls immediately, without a wait for more room.
         wanted: how many messages to ask for: 0 to 10.
     """
@@ -107,7 +111,7 @@ class Load:
 
 
 class Throughput:
-    """Estimates how many messages the worker settles while it waits for one response of SQS.
+    """Estimates how many messages the worker settles while a receive call to SQS is under way.
 
     Times are passed in, in seconds of one clock.
     """
@@ -121,7 +125,8 @@ class Throughput:
         """Note that a message was settled.
 
         Arguments:
-            more: whether the worker still holds other messages.
+            more: whether the worker still holds other messages. If not, it is idle, and the time
+                until the next settlement does not count.
         """
         if self._since is not None:
             self._seconds_per_message = _smooth(self._seconds_per_message, now - self._since)
@@ -130,7 +135,8 @@ class Throughput:
     def responded(self, now: float, seconds: float, *, full: bool) -> None:
         """Note the response to a receive call.
 
-        Only a full response within a second counts. Else SQS may have waited for messages.
+        Only a full response within a second counts. Before any other response, SQS may have waited
+        for messages.
         """
         if full and seconds < _WAITED_SECONDS:
             self._seconds_per_call = _smooth(self._seconds_per_call or seconds, seconds)
@@ -157,11 +163,14 @@ def _smooth(average: float, value: float) -> float:
 
 @dataclass
 class _QueueCalls:
-    """The calls under way on one queue, and since when its settlements have been behind."""
+    """The calls under way on one queue.
+
+    ``behind_since`` is the time since which the queue has had too many unconfirmed settlements.
+    """
 
     asked_for: int = 0
-    #: Whether its last response was full. Then the next one is likely to be full too, without a
-    #: wait.
+    #: Whether the last response was full. Then the next response is likely to be full too, and to
+    #: come without a wait.
     has_backlog: bool = False
     last_asked_at: float = 0.0
     behind_since: float | None = None
@@ -258,8 +267,8 @@ class Window:
     ) -> int:
         """Wait until a receive is worthwhile, and return how many messages to request.
 
-        These messages count as expected until :meth:`responded`. Return 0 when ``is_over()`` is
-        true. This method calls ``is_over`` at least once a second.
+        The requested messages count as expected until :meth:`responded`. Return 0 when
+        ``is_over()`` is true. This method calls ``is_over`` at least once a second.
         """
         linger_until: float | None = None
         with self._cond:
@@ -281,8 +290,9 @@ class Window:
     def take_more(self, queue: str) -> int:
         """Return how many messages one more call on a queue with a backlog may request.
 
-        Without room for a full batch this is 0 (no call), because calls cost money. Else the
-        messages count as expected until :meth:`responded`.
+        Return 0 (no call) if the queue has no backlog any more, or if there is no room for a full
+        batch, because each call costs money. The requested messages count as expected until
+        :meth:`responded`.
         """
         with self._cond:
             load = self._load(queue)
@@ -318,10 +328,11 @@ class Window:
         now = self._keeper.clock()
         since = queue.behind_since = now if queue.behind_since is None else queue.behind_since
         if now - since >= _LONG_BEHIND_SECONDS:
-            queue.behind_since = math.inf  # logged once
+            queue.behind_since = math.inf  # so that this is logged once
             logger.warning(
-                "sqs_backoff.settling_behind: queue %s: SQS has not confirmed %d settled messages;"
-                " until it does, the worker receives no further messages from this queue",
+                "sqs_backoff.settling_behind: queue %s: SQS has not confirmed the deletes (or"
+                " other last calls) of %d messages; until it does, the worker receives no further"
+                " messages from this queue",
                 *(queue_name(url), waiting),
             )
         return True
@@ -336,7 +347,7 @@ class Window:
         """Return the load as the queue's poller sees it.
 
         A call on another queue takes up room only if that queue has a backlog and the call has just
-        begun. Else it may be a long poll that brings no message for a long time.
+        begun. Otherwise the call may be a long poll that brings no message for a long time.
         """
         now = self._keeper.clock()
         return Load(

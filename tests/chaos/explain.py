@@ -1,4 +1,4 @@
-"""Find the injected fault because of which a message ran again after it had been settled.
+"""Find the injected fault that made a message run again after an earlier run had settled it.
 
 A run settles its message when it succeeds or fails for good. The functions are pure. All times are
 seconds of one monotonic clock, which Linux gives to all processes of a machine.
@@ -19,7 +19,7 @@ _DEAD_LETTER = "SendMessageBatch"
 #: Unless a fault prevents it, a worker deletes the message of a finished run within this time.
 _PROMPT_SECONDS = 2.0
 
-#: A request may take this long from the process that sends it to the process that notes it.
+#: A request may take this long from the worker to the proxy, which notes the time.
 _SLACK_SECONDS = 0.05
 
 
@@ -77,7 +77,7 @@ class History:
 
 
 def extra_runs(runs: Iterable[Run]) -> tuple[Run | None, list[Run]]:
-    """Return the run that settled a message first, and all runs that began after that run."""
+    """Return the run that settled a message first, and all runs that began later than this run."""
     ordered = sorted(runs, key=lambda run: run.started_at)
     settled = [run for run in ordered if run.outcome in SETTLING]
     if not settled:
@@ -104,7 +104,8 @@ def explains_copies(history: History) -> bool:
     """Return whether an injected fault explains why a message became a dead letter twice.
 
     To lose no message, the worker first sends the dead letter and then deletes the message. If the
-    response to either call is lost, or the worker dies in between, the next run sends a second one.
+    response to either call is lost, or the worker dies in between, the next run sends a second
+    dead letter.
     """
     removals = [c for c in history.calls if c.action in (_DELETE, _DEAD_LETTER)]
     return any(
@@ -116,7 +117,7 @@ def explains_copies(history: History) -> bool:
 
 
 def _not_removed(extra: Run, settled: Run, until: float, history: History) -> str | None:
-    """Name the fault that kept the worker from deleting the message; None if there is none."""
+    """Name the fault that kept the worker from deleting the message, or return None."""
     ended_at = settled.ended_at or settled.started_at
     deadline = ended_at + _PROMPT_SECONDS
     is_same_receive = extra.received_at == settled.received_at
@@ -151,8 +152,8 @@ def _not_removed(extra: Run, settled: Run, until: float, history: History) -> st
 def _postponed(settled: Run, ended_at: float, until: float, history: History) -> bool:
     """Return whether the worker could not send the dead letter yet, and hid the message instead.
 
-    A worker that starts while SQS is away does not know the dead-letter queue yet. It does not run
-    the hidden message again, but another worker may receive and run it.
+    A worker that starts while it cannot reach SQS does not know the dead-letter queue yet. It does
+    not run the hidden message again, but another worker may receive and run it.
     """
     return any(began < ended_at for began, _ in history.outages) and any(
         c.action == _HIDE and c.worker == settled.worker and ended_at <= c.at <= until

@@ -36,7 +36,7 @@ class Berth:
         self.pool = pool
         self.worker: Worker | None = None
         self.manned: list[Manned] = []
-        #: The output of each worker that ended although nobody had sent it a signal.
+        #: The output of each worker that did not start, or that ended by itself.
         self.deserted: list[str] = []
         self.told_to_end: set[int] = set()
         self._stage = stage
@@ -92,9 +92,10 @@ class Fleet:
 
 @contextmanager
 def fleet(stage: Stage) -> Iterator[Fleet]:
-    """Keep the workers of ``CREW`` running during the block. They are ready when it begins.
+    """Keep the workers of ``CREW`` running during the block. All are ready when the block begins.
 
-    At its end, all workers get SIGTERM at the same time. The block ends when they have stopped.
+    At the end of the block, all workers get SIGTERM at the same time, and the block waits until
+    they have stopped.
     """
     stopping = threading.Event()
     berths = [Berth(stage, pool, concurrency, stopping) for pool, concurrency in CREW]

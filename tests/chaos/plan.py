@@ -1,4 +1,4 @@
-"""Draw what each task of a chaos run does."""
+"""Draw the behaviour of each task of a chaos run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Literal
 
 Behaviour = Literal["succeed", "retry", "fail", "crash"]
 
-#: How many of a hundred tasks have this behaviour and this ``times`` (see ``Plan``). A ``times``
-#: of 0 has no meaning.
+#: How many of a hundred tasks have this behaviour and this ``times`` (see ``Plan``). Tasks that
+#: only succeed or fail do not use ``times``.
 _SHARES: dict[tuple[Behaviour, int], int] = {
     ("succeed", 0): 62,
     ("retry", 1): 10,
@@ -26,7 +26,7 @@ _SECONDS = {(0.0, 0.05): 84, (0.3, 1.0): 14, (3.0, 7.0): 2}
 
 @dataclass(frozen=True)
 class Plan:
-    """What one task does. ``retry`` and ``crash`` last for ``times`` runs, and then it succeeds."""
+    """The behaviour of one task. With ``retry`` and ``crash``, it succeeds after ``times`` runs."""
 
     task_id: str
     behaviour: Behaviour

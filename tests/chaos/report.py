@@ -29,19 +29,19 @@ class Report:
     letters: Mapping[str, Sequence[str | None]]
     runs: int
     extras: Sequence[Extra]
-    #: IDs of tasks with two dead letters of which no injected fault explains the second.
+    #: IDs of tasks with more than one dead letter, if no injected fault explains this.
     copies_of_nothing: Sequence[str]
     faults: Mapping[str, int]
     deeds: Mapping[str, int]
     workers: int
-    #: The output of each worker that ended although nobody had sent it a signal.
+    #: The output of each worker that did not start, or that ended by itself.
     deserted: Sequence[str]
-    #: How many messages are left on the queue, visible and hidden. Empty if there are none.
+    #: How many messages are left on the queue, visible and hidden. Empty if no message is left.
     left: Sequence[int]
 
     @property
     def lost(self) -> list[str]:
-        """The IDs of tasks that are neither done nor dead letters."""
+        """The IDs of tasks that are not done and are no dead letters."""
         return [task_id for task_id in self.sent if task_id not in self.done | self.letters.keys()]
 
     @property
@@ -73,12 +73,12 @@ class Report:
             ("done", len(self.done)),
             ("dead-lettered", len(self.letters)),
             *((f"  {reason}", n) for reason, n in sorted(reasons.items(), key=str)),
-            ("  copies of the same", copies),
+            ("  second copies of a dead letter", copies),
             ("  copies unexplained", len(self.copies_of_nothing)),
             ("lost", len(self.lost)),
             ("left on the queue", sum(self.left)),
             ("runs", self.runs),
-            ("runs beyond the first success", len(self.extras)),
+            ("runs after the message was settled", len(self.extras)),
             *((f"  {why}", n) for why, n in Counter(e.why for e in self.extras if e.why).items()),
             ("  unexplained", len(self.unexplained)),
             ("workers", self.workers),

@@ -49,8 +49,8 @@ def run_chaos(
     """Send ``tasks`` over ``chaos_seconds`` of faults and kills, and then let the workers finish.
 
     Arguments:
-        seed: decides what tasks do, which calls fail, and whom the monkey kills. Which events
-            happen at the same time still differs from run to run.
+        seed: decides what tasks do, which calls fail, and which processes the monkey kills. The
+            exact times still differ from run to run.
         directory: an empty directory for the workers' logs, the calls to SQS and the tasks' notes.
         pause_seconds: the longest pause between two deeds of the monkey.
         drain_seconds: within this time after the chaos, each message must be done or a dead letter.
@@ -161,7 +161,7 @@ def _report(
 def _runs(
     entries: Iterable[dict[str, Any]], calls: Iterable[dict[str, Any]]
 ) -> tuple[dict[str, list[Run]], list[dict[str, Any]]]:
-    """Return the runs of each task, and all entries with the task's id."""
+    """Return the runs of each task, and the entries that runs made at their ends, with task IDs."""
     receives = {handle: call for call in calls for handle in call["received"]}
     begun: dict[str, dict[str, Any]] = {}
     ended: dict[str, dict[str, Any]] = {}
@@ -187,7 +187,7 @@ def _runs(
 
 
 class _Witnessed:
-    """What the proxy has noted, by message."""
+    """The calls that the proxy has noted, by message."""
 
     def __init__(self, calls: Sequence[dict[str, Any]], crew: Fleet) -> None:
         self._calls = calls

@@ -118,4 +118,4 @@ def test_no_right_to_show_again(app, queue, fill, proxy):
     proxy.inject(denied)
     report = redrive(app, queue.dlq.name, task="none")
     assert (report.ended, report.skipped) == (Ended.DONE, 5)
-    assert report.detail.startswith("5 messages that were left stay hidden for up to 15 minutes")
+    assert report.detail.startswith("5 messages that stay in the queue are hidden for up to 15")

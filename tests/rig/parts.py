@@ -1,7 +1,7 @@
 """Put a worker's own parts together without threads.
 
-Outside of ``tests/rig/inside``, only this module imports the worker's private modules. If somebody
-rewrites the worker, this module changes and the tests stay.
+Apart from ``tests/rig/inside``, only this module of the rig imports the worker's private modules.
+If somebody rewrites the worker, this module changes and the tests stay.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Clients:
         self._sqs: Any = worker.sqs
 
     def attach(self, channel: Any) -> None:
-        """Do nothing: the fake needs no credentials."""
+        """Do nothing, because the fake needs no credentials."""
 
     def settling(self, url: str) -> Calls:
         return Calls(self._sqs, url)
@@ -106,9 +106,11 @@ class _Poller(poller.Poller):
         return self._stopped.is_set() or room._cond.waits > 1
 
     def _pause(self, seconds: float) -> None:
-        """Note the pause after a receive. The rig lets a long poll last until a message comes.
+        """Note the pause after a receive that brought no message.
 
-        If SQS has messages that it does not hand out, as at the quota in flight, it does not wait.
+        On the rig, a long poll lasts until a message becomes visible, or for its full time. If a
+        message was visible but not handed out, SQS did not wait. SQS does so if the queue has
+        reached its quota of messages in flight.
         """
         sqs = self._worker.sqs
         at_once = sqs.next_visible_at(self.url) <= sqs.clock()
@@ -192,7 +194,7 @@ class _Thread:
 
 
 class Parts:
-    """What the rig needs from the parts of a worker."""
+    """Gives the rig access to the parts of a worker."""
 
     def __init__(self, consumer: Any, worker: Worker) -> None:
         [self.step] = [each for each in consumer.steps if isinstance(each, step.LeaseStep)]
@@ -238,7 +240,7 @@ class Parts:
     # Shutdown
 
     def shut_down(self) -> None:
-        """Do what a worker does when its pool has ended."""
+        """Shut down as a worker does when its pool has ended."""
         self.step.shutdown(self._consumer)
 
     def forget(self) -> None:

@@ -43,7 +43,7 @@ class Message:
 
     @property
     def fate(self) -> str:
-        """Where the message is: one of these words.
+        """The state of the message, as one of these words.
 
         - deleted
         - dead letter: the worker has sent it to the dead-letter queue, with a record of the reason
@@ -63,7 +63,7 @@ class Message:
 
     @property
     def delay(self) -> int:
-        """The seconds for which the last change of its visibility has hidden it."""
+        """The visibility timeout in seconds that the last change of its visibility has set."""
         changes = [change for change in self._rig.sqs.changes if change.message is self._sent]
         return changes[-1].seconds
 
@@ -246,7 +246,7 @@ class Rig:
 
     @property
     def worker(self) -> Worker:
-        """The worker that was started last. If there is none, start one with the defaults."""
+        """The worker that was started last. If there is no worker, start one with the defaults."""
         return self.workers[-1] if self.workers else self.start_worker()
 
     # What a test does
@@ -306,7 +306,7 @@ class Rig:
         entries: Iterable[int] | None = None,
         queue: str | None = None,
     ) -> None:
-        """Let calls of an action fail: the next one, the next ``times``, or all for some seconds.
+        """Let the next calls of an action fail, or all of its calls for some seconds.
 
         Arguments:
             action: the name of the SQS call. With ``seconds``, "*" means all but SendMessage.
@@ -332,8 +332,9 @@ class Rig:
     def fail_results(self, fails: Callable[[str, int], Any] = lambda state, nth: True) -> list[str]:
         """Let the result backend fail, by default always.
 
-        ``fails`` gets the state to store, and how often this state was stored. It returns an
-        exception to raise, True to raise a connection error, or False to store the state.
+        ``fails`` gets the state to store, and how often the backend was asked to store this state,
+        from 1. It returns an exception to raise, True to raise a connection error, or False to
+        store the state.
 
         Returns:
             A list to which the backend adds each state that it is asked to store.
@@ -393,7 +394,7 @@ class Rig:
         return self._acting
 
     def let_act(self, worker: Worker | None) -> Worker | None:
-        """Make this worker the one whose code runs, and return the worker before it."""
+        """Note that the code of this worker runs now. Return the worker whose code ran before."""
         before, self._acting = self._acting, worker
         if worker is not None and worker is not self._state_of:
             swap_state(self._state_of, worker)

@@ -28,7 +28,7 @@ NOT_HANDED_ON = "the rest of its workflow could not be sent"
 
 @pytest.fixture
 def told(rig, monkeypatch):
-    """The list of those that were told of a failure: the task's ``on_failure``, and its chord."""
+    """A list that gets an entry when ``on_failure`` or the task's chord is told of a failure."""
     told = []
     backend = type(rig.app.backend)
     monkeypatch.setattr(backend, "on_chord_part_return", lambda *_, **__: told.append("chord"))
@@ -87,7 +87,7 @@ def test_result_not_stored(rig, mail, told, body, fails, fate, caplog):
 
 
 def test_result_not_json(rig):
-    """A task whose result cannot be written as JSON has not failed."""
+    """A task has not failed if its result cannot be written as JSON."""
     rig.task(lambda self: object())
     message = rig.send()
     rig.run()
@@ -122,7 +122,7 @@ def test_hook_raises(rig, hook, caplog):
 def test_chord_part_not_counted(rig, mail, caplog):
     """If a chord cannot count a task that succeeded, the task's message becomes a dead letter.
 
-    Otherwise nobody would learn why the chord waits for ever.
+    Otherwise the user would not learn why the chord waits for ever.
     """
     message = mail(returns, in_chord=True)
     rig.fail_results()
@@ -134,7 +134,7 @@ def test_chord_part_not_counted(rig, mail, caplog):
 
 
 def test_retry_of_chord_part_not_stored(rig, mail, told):
-    """A chord goes on even if the state RETRY of one of its tasks cannot be stored."""
+    """If the state RETRY of a task cannot be stored, its chord does not count this as a failure."""
     message = mail(raises(DOWN), in_chord=True)
     rig.fail_results(always("RETRY"))
     rig.run()
@@ -186,7 +186,7 @@ def gevent(rig, monkeypatch):
     ids=["success", "retry", "failure"],
 )
 def test_gevent_limit_after_run(rig, body, fate):
-    """gevent's time limit changes nothing for a run that has ended and is being stored."""
+    """gevent's time limit changes nothing if it comes while the result of a run is being stored."""
     rig.task(body, time_limit=5, backoff=Schedule([7]))
     rig.start_worker(pool="threads")
     message = rig.send()
@@ -214,7 +214,7 @@ def test_gevent_limit_in_run(rig, seconds, reason):
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_failure_is_small(rig, pool):
-    """A process sends the worker a small report of a failure, with the beginning of its text."""
+    """A process sends the worker a small report of a failure, with the beginning of the error."""
 
     class Big(Exception):
         def __init__(self):
@@ -234,7 +234,7 @@ def test_failure_is_small(rig, pool):
 
 
 def test_frames_are_freed(rig):
-    """Celery's copies of a failure's frames, about 150 KB, are freed when the run has ended."""
+    """The process frees Celery's copies of a failure's frames, about 150 KB, when the run ends."""
     rig.task(raises(BAD))
     rig.send()
     run = rig.begin()
@@ -252,7 +252,7 @@ def test_frames_are_freed(rig):
 
 @pytest.mark.parametrize("how", ["cause", "context"])
 def test_locals_are_freed(rig, how):
-    """The local variables in the frames of a failure's cause are freed when the run has ended."""
+    """The process frees the local variables of a failure's cause when the run ends."""
     held = []
 
     class Held:

@@ -1,4 +1,4 @@
-"""An agreed rate in virtual time: a fleet uses it, and no second is fuller."""
+"""Workers share a provider's agreed rate, in virtual time. They use it and do not exceed it."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ class Store:
 
 
 class Fleet:
-    """Workers whose tasks begin a little late and take a while. It notes when each begins."""
+    """Workers whose tasks begin a little late and take a while. ``began`` has the times."""
 
     def __init__(
         self, rig: Any, *, workers: int = 3, messages: int, rate: int = RATE, **options: Any
     ) -> None:
         self.rig, self.rate, self.store = rig, rate, Store()
         self.began: list[float] = []
-        #: Until then the provider does not answer. These workers' pools take nothing.
+        #: The provider does not answer until this time.
         self.hangs_until = 0.0
+        #: Workers whose pools begin no task.
         self.stuck: list[Any] = []
         rig.app.conf.sqs_backoff = {"store": self.store, "secret": "x", "namespace": "fleet"}
         rig.task(returns, provider=Provider("mail", rate=rate), **options)
@@ -61,7 +62,10 @@ class Fleet:
         self.workers = [self._start() for _ in range(workers)]
 
     def _start(self) -> Any:
-        """Start a worker whose loop is a little late. Else one worker would receive everything."""
+        """Start a worker whose loop is a little late.
+
+        Otherwise one worker would receive all messages.
+        """
         worker = self.rig.start_worker(processes=8)
         wake_at = worker.wake_at
 
@@ -87,7 +91,7 @@ class Fleet:
             run.worker.after(seconds, lambda: run in run.worker.runs and run.finish())
 
     def pass_time(self, seconds: float) -> tuple[float, int]:
-        """Let time pass; return the used share of the rate, and the calls of the busiest second."""
+        """Let time pass. Return the used share of the rate, and the calls in the busiest second."""
         since = self.rig.timeline.now
         self.rig.pass_time(seconds)
         at = [each for each in self.began if each >= since]
@@ -96,9 +100,9 @@ class Fleet:
 
 
 def test_one_killed_and_store_away(rig: Any) -> None:
-    """Three workers use at least 90 % of the rate, and no second has more than 5 % above it.
+    """Three workers use at least 90 % of the rate, and exceed it by at most 5 % in any second.
 
-    One is killed after 10 s, and the store is away for 20 s.
+    This holds although one worker is killed after 10 s, and the store is away for 20 s.
     """
     fleet = Fleet(rig, messages=2_200)
     rig.timeline.at(BEGIN + 10, fleet.workers[0].kill)
@@ -107,17 +111,20 @@ def test_one_killed_and_store_away(rig: Any) -> None:
     used, busiest = fleet.pass_time(110)
     assert used >= 0.9
     assert busiest <= RATE * 1.05
-    assert max(message.receives for message in fleet.messages) <= 4, "each is hidden seldom"
+    assert max(message.receives for message in fleet.messages) <= 4, "received too often"
 
 
 def test_backlog_longer_than_holds(rig: Any) -> None:
-    """The rate is used although no message may be hidden until its turn."""
+    """A worker uses the rate even if a message's turn comes after the end of its ``retry_for``."""
     fleet = Fleet(rig, workers=1, messages=500, rate=2, retry_for=80)
     assert fleet.pass_time(220)[0] >= 0.85
 
 
 def test_store_away_at_start(rig: Any) -> None:
-    """Workers that have not been told their number make a tenth each."""
+    """If the store is away at the start, each worker takes a tenth of the rate.
+
+    Without the store, a worker cannot know how many workers there are.
+    """
     fleet = Fleet(rig, messages=400)
     fleet.store.is_away = True
     used, busiest = fleet.pass_time(20)
@@ -128,7 +135,10 @@ def test_store_away_at_start(rig: Any) -> None:
 
 
 def test_provider_hangs(rig: Any) -> None:
-    """After all processes have hung, one second can hold twice the agreed calls."""
+    """When a provider answers again, workers make at most twice the agreed calls in a second.
+
+    Before, all processes hung, and their waiting calls begin together.
+    """
     fleet = Fleet(rig, messages=800)
     fleet.pass_time(10)
     fleet.hangs_until = rig.timeline.now + 30
@@ -139,7 +149,7 @@ def test_provider_hangs(rig: Any) -> None:
 
 
 def test_suspended(rig: Any) -> None:
-    """A worker whose machine stood still does not make up for its calls."""
+    """A worker whose machine was suspended does not make up for the calls that it missed."""
     fleet = Fleet(rig, messages=800)
     fleet.pass_time(10)
     fleet.workers[0].suspend(10)
@@ -150,7 +160,7 @@ def test_suspended(rig: Any) -> None:
 
 
 def test_stuck(rig: Any) -> None:
-    """A worker whose tasks do not begin leaves its slots to the others."""
+    """A worker whose tasks do not begin leaves its share of the rate to the other workers."""
     fleet = Fleet(rig, messages=800)
     fleet.stuck = fleet.workers[:1]
     fleet.pass_time(10)
@@ -158,7 +168,7 @@ def test_stuck(rig: Any) -> None:
 
 
 def test_without_a_store(rig: Any) -> None:
-    """Each worker has the rate for itself."""
+    """Without a shared store, each worker has the rate for itself."""
     rig.task(returns, provider=Provider("mail", rate="6/m"))
     messages = [rig.send() for _ in range(3)]
     worker = rig.start_worker(processes=4)

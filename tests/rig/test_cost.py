@@ -9,7 +9,7 @@ from types import FrameType
 
 import celery_sqs_backoff
 
-#: This counts the main process and the pool process together. A real worker makes fewer calls,
+#: The limit is for the main process and the pool process together. A real worker makes fewer calls,
 #: because the rig looks for work more often than a thread does.
 MOST_CALLS = 200
 
@@ -21,7 +21,7 @@ def returns(self):
 
 
 def test_calls_of_a_success(rig):
-    """A task that does nothing costs few calls of our functions. None of them is for failures."""
+    """A successful task costs at most 200 calls of our functions. No call is for failures."""
     calls = Counter[str]()
 
     def count(frame: FrameType, event: str, _: object) -> None:
@@ -41,5 +41,5 @@ def test_calls_of_a_success(rig):
         sys.setprofile(before)
     assert calls.total() <= MOST_CALLS, calls.most_common(20)
     assert calls["settle:_carry_out"] == 1
-    for computed in ("visibility:standing", "budget:draw_delay", "lease:give_up"):
+    for computed in ("delivery:standing", "budget:draw_delay", "lease:give_up"):
         assert calls[computed] == 0

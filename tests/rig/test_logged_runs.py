@@ -29,7 +29,7 @@ class Transaction(SQSBackoffTask):
 
 
 def frames_of_ours(traceback):
-    """Return the most frames of ours that follow each other in a traceback."""
+    """Return the length of the longest row of our package's frames in a traceback."""
     most = 0
     for part in traceback.split("Traceback (most recent call last)"):
         ours = [OURS in line for line in part.splitlines() if line.lstrip().startswith("File ")]
@@ -41,7 +41,7 @@ def frames_of_ours(traceback):
 @pytest.mark.parametrize("base", [SQSBackoffTask, Transaction])
 @pytest.mark.parametrize("exc", [BAD, DOWN], ids=["failure", "retry"])
 def test_frames(rig, caplog, base, exc):
-    """A traceback has one frame of ours in a row, in the log, the result and the dead letter."""
+    """No traceback in log, result or dead letter has two frames of our package in a row."""
     rig.task(raises(exc), base=base, max_retries=1, backoff=Schedule([7]))
     message = rig.send()
     rig.run()

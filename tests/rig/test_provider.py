@@ -1,4 +1,4 @@
-"""What a provider's gate keeps back, although it had been let pass."""
+"""A provider's gate decides when messages run, and also stops messages that it had let pass."""
 
 from datetime import datetime, timezone
 
@@ -16,7 +16,7 @@ def _at(time):
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_prefetched_when_provider_fails(rig, pool):
-    """A task that waits for a process is hidden if its provider is down when there is one."""
+    """A worker hides a waiting message if its provider is down by the time a process is free."""
     ran = []
 
     def body(self):
@@ -37,17 +37,18 @@ def test_prefetched_when_provider_fails(rig, pool):
         rig.worker.runs[0].finish()
     rig.pass_time(1)
     assert len(rig.told("ProviderPaused")) == 1
-    assert len(ran) <= 10 + 6, "what had begun by the sixth failure"
+    assert len(ran) <= 10 + 6, "more tasks ran than had begun by the sixth failure"
     assert {message.fate for message in messages} == {"hidden"}
     with rig.worker.acts():
-        assert not state.requests, "Celery keeps none of them"
+        assert not state.requests, "Celery still keeps requests"
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_gate_fails(rig, pool, monkeypatch):
-    """The worker survives a gate that fails when the task begins, and hides the message.
+    """If the gate raises an error when a task begins, the worker survives and hides the message.
 
-    The error ended a prefork worker. A thread pool dropped the run, and held the message.
+    Otherwise the error would end a prefork worker. A threads pool would drop the run, and the
+    worker would hold the message.
     """
     rig.task(returns, provider=Provider("mail"))
     worker = rig.start_worker(pool=pool)
@@ -62,7 +63,7 @@ def test_gate_fails(rig, pool, monkeypatch):
 
 
 def test_lost_before_it_begins(rig):
-    """Celery keeps no request, with its body, of a message that runs elsewhere."""
+    """If another worker has taken over a message, Celery keeps no request of it, and so no body."""
     rig.queue(VisibilityTimeout="30")
     rig.task(returns)
     worker = rig.start_worker()
@@ -80,7 +81,7 @@ def test_lost_before_it_begins(rig):
 
 
 def test_hidden_after_eta(rig):
-    """A message that waited in Celery for its ETA is hidden for its provider's rate."""
+    """A worker keeps to a provider's rate also for messages that waited in Celery for their ETA."""
     rig.task(returns, provider=Provider("mail", rate="1/m"))
     worker = rig.start_worker(processes=4)
     messages = [rig.send() for _ in range(8)]
@@ -97,12 +98,12 @@ def test_hidden_after_eta(rig):
 @pytest.mark.parametrize(
     ("classify", "pauses"),
     [(lambda exc: Outcome.UNKNOWN, True), (None, False)],
-    ids=["", "unknown"],
+    ids=["a rule knows it", "no rule knows it"],
 )
 def test_in_doubt(rig, classify, pauses):
-    """An outage that leaves each call in doubt, as a 502, costs six messages, and not all.
+    """The worker pauses a provider after six calls in doubt, for example with the status 502.
 
-    An error that no rule knows says nothing of the provider.
+    An error that no rule knows does not count, because it may say nothing of the provider.
     """
 
     def body(self):
@@ -110,7 +111,7 @@ def test_in_doubt(rig, classify, pauses):
 
     rig.task(body, provider="gateway", **({"classify": classify} if classify else {}))
     messages = [rig.send() for _ in range(20)]
-    for _ in range(7):  # the last one had begun
+    for _ in range(7):  # the seventh had begun before the pause
         rig.run()
     assert bool(rig.told("ProviderPaused")) == pauses
     assert bool(rig.worker.runs) != pauses
@@ -118,7 +119,7 @@ def test_in_doubt(rig, classify, pauses):
 
 
 def test_polling(rig):
-    """A retry without an error is no failure of the provider."""
+    """If a task calls ``self.retry`` without an error, this is no failure of its provider."""
 
     def body(self):
         self.retry(countdown=1, max_retries=None)
@@ -132,7 +133,7 @@ def test_polling(rig):
 
 
 def test_recovery(rig):
-    """After an outage the hidden messages run one after another, and soon all of them."""
+    """During an outage a worker makes few calls. A minute after it, all messages have run."""
     up_at, calls = rig.timeline.now + 120, []
 
     def body(self):

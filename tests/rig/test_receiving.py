@@ -35,7 +35,7 @@ def send_raw(rig, body, queue="q"):
 
 
 def assert_kept(rig, raw):
-    """Check that a bad message is hidden and takes no place, and that a good one runs."""
+    """Check that a bad message is hidden and takes no place, and that a good message runs."""
     message = rig.send()
     rig.run()
     assert message.fate == "deleted"
@@ -78,7 +78,7 @@ def test_second_delivery(rig, process):
 
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 def test_lost_connection(rig):
-    """When Celery loses its connection, messages whose tasks have not begun are given back."""
+    """When Celery loses its connection, the worker gives back messages that have not begun."""
     rig.task(returns)
     messages = [rig.send() for _ in range(4)]
     rig.pass_time(1)
@@ -135,7 +135,7 @@ def test_dlq_attached_during_run(rig):
 
 
 def test_attributes_unavailable(rig):
-    """A worker also receives from a queue whose attributes it cannot read.
+    """A worker also receives from a queue if it cannot read the queue's attributes.
 
     It tries again to read them, but not often.
     """
@@ -185,7 +185,7 @@ def test_undecodable(rig, change, pool):
 
 
 def test_compressed(rig):
-    """A task whose sender has compressed the body runs."""
+    """A task runs even if its sender has compressed the body."""
     rig.task(returns)
     message = rig.send(compression="gzip")
     rig.run()
@@ -230,7 +230,7 @@ def test_unregistered_task_without_dlq(rig):
     ids=repr,
 )
 def test_wrong_arguments(rig, pool, payload):
-    """A message whose arguments Celery cannot use stays on the queue, and takes no process.
+    """If Celery cannot use the arguments of a message, it stays on the queue and takes no process.
 
     No copy is sent. When its channel closes, kombu would send a copy of a message that it holds.
     """

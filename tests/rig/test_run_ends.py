@@ -46,11 +46,11 @@ def retries(self):
 
 
 def fail(exc):
-    """Return an end of a run: the pool reports an exception that the process has not reported."""
+    """Return an end in which the pool reports an exception that the process has not reported."""
     return lambda run: run.fail(exc)
 
 
-# What happens to the message, its result, and Celery's last events.
+# The fate of the message, the state of its result, and Celery's last events.
 DONE = "deleted", "SUCCESS", ["task-succeeded"]
 RETRIED = "hidden", "RETRY", ["task-retried"]
 REQUEUED = "hidden", "PENDING", ["task-rejected"]
@@ -69,7 +69,7 @@ NOT_REQUEUED = "dead letter", "PENDING", ["task-rejected"]
 
 
 def case(name, body, expected, *story, end=Run.finish, **options):
-    """Return parameters of ``test_end``: how a run ends, and what is expected.
+    """Return the parameters of ``test_end`` for a way in which a run ends.
 
     They are for both pools, unless only a prefork pool can report this end.
     """
@@ -188,7 +188,10 @@ def test_queue_without_dlq(rig):
 
 
 def test_unread_queue(rig):
-    """A worker that cannot read the queue yet hides a given-up message, and sends it later."""
+    """While a worker cannot read the queue's attributes, it hides a message that it gives up.
+
+    It sends the dead letter when it has read them.
+    """
     rig.task(raises(BAD))
     rig.fault("GetQueueAttributes", ConnectionError(), seconds=90)
     message = rig.send()
@@ -373,7 +376,8 @@ def test_end_while_worker_stops(rig, end):
 def test_cancelled_by_reconnect(rig, caplog):
     """If Celery cancels tasks because it lost its connection, their messages come back at once.
 
-    This also holds while the result backend is away. Celery 5.5 and 5.6 do not catch its error.
+    This also holds while the result backend is away. Celery 5.5 and 5.6 do not catch the backend's
+    error.
     """
     rig.app.conf.worker_cancel_long_running_tasks_on_connection_loss = True
     rig.task(returns)
@@ -431,7 +435,7 @@ def test_result_backend_away(rig, end, caplog):
 
 
 class BrokenPolicy(Policy):
-    """A user's delay policy that raises an error, as one may do after many attempts."""
+    """A user's delay policy that raises an error, for example after many attempts."""
 
     def ceiling(self, attempt):
         raise IndexError(attempt)
@@ -515,7 +519,7 @@ def test_body_travels_once(rig):
 
 
 def test_exhausted_before_run(rig):
-    """A message whose ``retry_for`` ends while it is hidden becomes a dead letter without a run."""
+    """If ``retry_for`` ends while a message is hidden, it becomes a dead letter without a run."""
     told = []
     rig.task(returns, retry_for=60, backoff=Schedule([7]), on_failure=lambda *_: told.append(1))
     message = rig.send()

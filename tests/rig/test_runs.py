@@ -40,7 +40,7 @@ def test_request_is_celerys(rig):
 
 
 def test_forged_delivery(rig):
-    """The worker ignores a header of the message that has the name of its own addition."""
+    """The worker ignores a message header that pretends to be its own addition to the request."""
     rig.task(raises(DOWN), backoff=Schedule([7]))
     message = rig.send()
     message.forge(**{DELIVERY_KEY: {"message_id": "m", "queue_url": "u"}})
@@ -140,7 +140,8 @@ def test_soft_limit_while_storing_start(rig):
 def test_deduplicated(rig, monkeypatch, can_ask):
     """With ``worker_deduplicate_successful_tasks``, a task that has succeeded does not run again.
 
-    If the result backend is away, nobody knows whether it has succeeded, so the message comes back.
+    If the result backend is away, the worker cannot know whether the task has succeeded. Then the
+    message comes back.
     """
     ran = []
     rig.app.conf.worker_deduplicate_successful_tasks = True
@@ -226,7 +227,7 @@ def test_call_of_its_own(rig):
 
 
 def test_call_that_translates(rig):
-    """A ``__call__`` may catch the error of the run and raise another one."""
+    """A ``__call__`` may catch the error of the run and raise another error."""
 
     class Translates(SQSBackoffTask):
         abstract = True
@@ -271,7 +272,7 @@ def test_call_that_runs_twice(rig, by):
 
 
 def test_plain_call_raises(rig):
-    """A task that is called as a function raises its own error, and not one of ours."""
+    """A task that is called as a function raises its own error, and no error of our package."""
     task = rig.task(raises(Away()), base=InTransaction, retry_on=(Away,))
     rig.send()
     rig.run()

@@ -52,19 +52,15 @@ def requeues_in_handler(self):
         raise Reject("later", requeue=True) from None
 
 
-def finish(run, rig):
-    run.finish()
-
-
 @pytest.mark.parametrize(
-    ("body", "end", "is_in_doubt"),
+    ("body", "is_in_doubt"),
     [
-        (raises(Reject(LOST_ANSWER, requeue=True)), finish, True),
-        (requeues_in_handler, finish, True),
-        (raises(Reject("not its turn", requeue=True)), finish, False),
-        (raises(Reject(DOWN, requeue=True)), finish, False),
-        (raises(Reject(StoreUnavailable(), requeue=True)), finish, False),
-        (raises(DOWN), finish, False),
+        (raises(Reject(LOST_ANSWER, requeue=True)), True),
+        (requeues_in_handler, True),
+        (raises(Reject("not its turn", requeue=True)), False),
+        (raises(Reject(DOWN, requeue=True)), False),
+        (raises(Reject(StoreUnavailable(), requeue=True)), False),
+        (raises(DOWN), False),
     ],
     ids=[
         *("requeued for it", "requeued after it"),
@@ -72,7 +68,7 @@ def finish(run, rig):
     ],
 )
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_doubt(rig, store, body, end, is_in_doubt, pool):
+def test_doubt(rig, store, body, is_in_doubt, pool):
     """``on_not_processed`` is not called if an earlier run may have done the task's work."""
     runs, undone = [], []
 
@@ -85,10 +81,8 @@ def test_doubt(rig, store, body, end, is_in_doubt, pool):
     )
     rig.start_worker(pool=pool)
     rig.send()
-    end(rig.begin(), rig)
+    rig.begin().finish()
     rig.pass_time(1)
-    if not rig.worker.is_alive:
-        rig.start_worker(pool=pool)
     runs.append(1)
     undone.clear()
     rig.run()
@@ -234,7 +228,7 @@ def test_undo_that_ends_by_ignore(rig, store, is_replaced):
 
 
 def test_taking_back_on_fifo():
-    """On a FIFO queue, a workflow whose lock is taken does not hold up the undoing of another."""
+    """On a FIFO queue, a locked workflow does not hold up the undoing of another workflow."""
     refunded = []
 
     def body(self, number):
@@ -251,7 +245,7 @@ def test_taking_back_on_fifo():
             rig.send(args=[number], MessageGroupId=f"order {number}")
         for _ in range(2):
             rig.run()
-        Lock(records_of(rig.app), "order:1").acquire()  # by a run that is killed
+        Lock(records_of(rig.app), "order:1").acquire()  # as a killed run leaves it
         for _ in range(4):
             rig.run()
         assert refunded == ["2"]

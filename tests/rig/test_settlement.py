@@ -1,4 +1,4 @@
-"""When a worker calls SQS to renew its leases and to settle messages, and what it calls."""
+"""When a worker calls SQS to renew leases and to settle messages, and which calls it makes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def letters(rig):
     [(1, [(1, 0.1)]), (10, [(10, 0)]), (25, [(10, 0), (10, 0), (5, 0.1)])],
 )
 def test_batches(rig, count, calls):
-    """The worker deletes ten messages at once. Fewer wait 0.1 s for others to fill the batch."""
+    """The worker deletes ten messages at once. A smaller batch waits 0.1 s for more messages."""
     messages, runs = begin(rig, count=count)
     began = rig.timeline.now
     for run in runs:
@@ -154,9 +154,9 @@ def test_renewal_batches(rig):
 @pytest.mark.hazard("H16")
 @pytest.mark.parametrize("ends", [Run.finish, Run.exceed_time_limit])
 def test_settled_once(rig, ends):
-    """A worker hides a message only once, even if the pool reports its end twice.
+    """A worker hides a message only once, even if the pool reports the end of the run twice.
 
-    It does not renew the message afterwards.
+    It does not renew the lease afterwards.
     """
     [_], [run] = begin(rig, raises(DOWN), backoff=Schedule([600]))
     ends(run)
@@ -271,7 +271,7 @@ def test_end_of_outage(seed):
 
 @pytest.mark.parametrize("code", [VOID, "InvalidParameterValue"])
 def test_void_handle(rig, code):
-    """A worker does not repeat a delete whose receipt handle SQS refuses.
+    """A worker does not repeat a delete if SQS refuses the receipt handle.
 
     It deletes the message when the message comes back.
     """
@@ -396,7 +396,7 @@ def test_one_bad_entry(rig):
 
 
 def test_refused_entry(rig):
-    """A message whose delete SQS refuses does not hold up other deletes of its queue."""
+    """If SQS refuses to delete a message, other deletes of the queue go on."""
     messages, runs = begin(rig, count=2)
     rig.fault(DELETE, "KmsDisabled", entries=[0])
     for run in runs:
@@ -406,7 +406,7 @@ def test_refused_entry(rig):
 
 
 def test_no_visibility_timeout(rig):
-    """A worker does not lose its lease on a queue whose visibility timeout is 0."""
+    """A worker does not lose a lease if the queue's visibility timeout is 0."""
     rig.queue(VisibilityTimeout="0")
     retried(rig, 600)
     rig.pass_time(0.2)
@@ -558,7 +558,7 @@ def test_done_and_delivered_again(rig):
 
 @pytest.mark.parametrize(("body", "fate"), [(returns, "deleted"), (raises(DOWN), "hidden")])
 def test_delivered_again_while_settled(rig, body, fate):
-    """If a message comes back during the call that settles it, a second call has the new handle."""
+    """If a message comes back while the worker settles it, a second call has the new handle."""
     rig.queue()
     rig.sqs.queues[URL + "q"].stale_handles_delete = False
     [message], [run] = begin(rig, body, backoff=Schedule([600]))
@@ -696,9 +696,9 @@ def test_not_renewed_in_time(rig, renewal):
 
 @pytest.mark.parametrize("how", ["void", "not renewed"])
 def test_lost_before_it_runs(rig, how):
-    """A message whose lease is lost while it waits does not run. This does not count as an attempt.
+    """A waiting message that loses its lease does not run, and this does not count as an attempt.
 
-    If the lease is lost during the run, the run counts as an attempt.
+    If a message loses its lease during the run, the run counts as an attempt.
     """
     rig.task(raises(DOWN), backoff=Schedule([7]))
     running, waiting = rig.send(), rig.send()

@@ -318,14 +318,14 @@ class Worker:
         self.at(self.timeline.now + seconds, do)
 
     def wake_at(self, at: float) -> None:
-        """Take a turn at a time, or now."""
+        """Let the worker take a turn at a time, or now if the time is past."""
         at = max(at, self.timeline.now)
         if at != math.inf and at not in self._wakes_at:
             self._wakes_at.add(at)
             self.at(at, self._turn)
 
     def _turn(self) -> None:
-        """Do all that is due: callbacks of Celery's loop, calls to SQS, and receives."""
+        """Make the callbacks of Celery's loop, the calls to SQS and the receives that are due."""
         now = self.timeline.now
         self._wakes_at = {at for at in self._wakes_at if at > now}
         is_busy = True

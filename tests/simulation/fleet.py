@@ -5,10 +5,10 @@ but nothing inside the workers. It checks these rules:
 
 1. No message is lost. A message leaves its queue only if its task has succeeded, or if it has
    become a dead letter with a reason.
-2. If a message runs although it has succeeded, is running elsewhere or is not due, there is a
-   cause: its worker was killed or suspended, or calls about its visibility failed for too long.
-3. Queues do not wait for each other. Unless a fault hits a message's own queue, the worker tells
-   SQS within seconds how its run ended.
+2. No message runs when it has succeeded, while it runs elsewhere, or before it is due. It may do so
+   only if its worker was killed or suspended, or if calls about its visibility failed for too long.
+3. Queues do not wait for each other. Within seconds after a run, the worker deletes or hides the
+   message, unless a fault hits the message's own queue.
 4. No worker hides a message, or makes it visible, after another worker has received it.
 5. On a FIFO queue, no message runs before all earlier messages of its group have ended.
 6. Workers rarely call a provider that is down, and run its messages when it is back.
@@ -62,8 +62,8 @@ class Queue:
 class Send:
     """Sends ``count`` messages.
 
-    ``runs`` plans how their first runs end and how many seconds each takes. The run after these
-    succeeds, after ``seconds``.
+    ``runs`` says how each of their first runs ends, and how many seconds it takes. The next run
+    takes ``seconds`` and succeeds.
     """
 
     at: float
@@ -78,7 +78,8 @@ class Send:
 class Fault:
     """Calls of one action about one queue fail for a while.
 
-    With the error "slow", all calls succeed, but request and response take 4 s each.
+    With the error "slow", all calls about all queues succeed, but request and response take 4 s
+    each.
     """
 
     at: float
@@ -400,7 +401,7 @@ class Fleet:
                 self._say(f"{fate.key} is run before {earlier.key}")
 
     def _judge_settled(self, worker: Worker, fate: _Fate, ended_at: float) -> None:
-        """Check rule 3: the worker has told SQS within seconds how a run ended."""
+        """Check rule 3 for a run that has ended a few seconds ago."""
         sent = fate.message._sent
         receipt = sent.receipt
         if (
@@ -485,7 +486,7 @@ class Fleet:
         )
 
     def _has_ended(self, fate: _Fate) -> bool:
-        """Return whether no later message needs to wait for this one."""
+        """Return whether later messages of the group no longer wait for this message."""
         given_up = any(e.task_id == fate.message.task_id for e in self.rig.told("DeadLettered"))
         return fate.succeeded or given_up or fate.moved or self._is_dead_letter(fate)
 
@@ -501,7 +502,7 @@ class Fleet:
         if not self._is_over():
             left = [m for url in self.urls for m in self.rig.sqs.queues[url].messages]
             self._say(f"{len(left)} messages are still there, for example {left[0].id}")
-        # SQS refuses these if another worker has received or deleted the message. This is no fault.
+        # SQS refuses a call with these texts if another worker has received or deleted the message.
         fine = ("receipt handle has expired", "does not exist")
         self.wrong += [no for no in self.rig.sqs.refusals if not any(each in no for each in fine)]
         self._judge_budget()

@@ -31,8 +31,8 @@ class MortalStore(MemoryStore):
     """A store that takes no calls from a process that was killed.
 
     So ``finally`` blocks of the process have no effect, as after a real SIGKILL. Calls can also
-    fail as they do over a network: the call gets lost, or the store carries it out and the response
-    gets lost.
+    fail as they do over a network. Either the call gets lost, or the store carries it out and the
+    response gets lost.
     """
 
     world: Mortal
@@ -78,10 +78,10 @@ def killed_after(
 def _alone(act: Callable[[], Any]) -> Iterator[Any]:
     """Do something in a generator, so that an exception cannot stay behind in ``sys.exc_info()``.
 
-    If a trace function raises while an exception leaves a ``with`` block, CPython 3.11 to 3.13 goes
-    on as if that exception were still being handled. A generator has an ``exc_info`` of its own,
-    which ends with it. A real process cannot get into this state, because Python does not look at
-    signals at this point.
+    A trace function may raise while an exception leaves a ``with`` block. CPython 3.11 to 3.13 then
+    goes on as if that exception were still being handled. A generator has an ``exc_info`` of its
+    own, which ends with the generator. A real process cannot get into this state, because Python
+    does not look at signals at this point.
     """
     yield act()
 

@@ -178,7 +178,7 @@ class History:
         self.bounced.add(message.body)
 
     def check_the_sum(self) -> None:
-        """Check that the counts of the ledger agree with the state of each of its messages."""
+        """Check that the counts in the redrive's ledger agree with the states of its messages."""
         assert self.world.run is not None
         ledger = self.world.run.ledger
         received = [row for row in ledger.rows.values() if row.handle is not None]
@@ -187,10 +187,7 @@ class History:
         assert +ledger.left == left
 
     def check_the_end(self, events: list[Any], report: RedriveReport | None) -> None:
-        """Check the last event of a redrive that was not killed.
-
-        Its numbers agree with the ledger.
-        """
+        """Check that the last event of a redrive that was not killed agrees with its ledger."""
         assert self.world.run is not None
         if not events:  # the redrive has not begun, because it could not count the messages
             assert report is None
@@ -234,7 +231,7 @@ class History:
                 assert all(
                     n <= max(1, copies[body]) or body in self.bounced for body, n in now.items()
                 ), "a message in doubt was sent again without --include-unknown"
-        # A message that came back during the run could be counted in the place of another one.
+        # A message that came back during the run could be counted in the place of another message.
         if report.ended is Ended.DONE and bounced == len(self.bounced):
             counted = report.failed + report.skipped + report.poison + report.not_deleted
             counted += 0 if resend else report.in_doubt

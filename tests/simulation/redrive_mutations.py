@@ -3,12 +3,12 @@
 ``test_redrive_histories`` makes each mistake in turn. Some mistakes are not here, because they only
 cost time:
 
-- A run renews no visibility timeouts. It receives the messages that it loses again.
-- A run does not delete at once a message that an earlier run has sent. It does so at its end.
+- A run renews no visibility timeouts. It loses messages, and receives them again.
+- A run does not delete at once a message that an earlier run has sent. It deletes it at its end.
 - A run believes the first empty receive. It ends as incomplete, and the next run goes on.
 
-One more is too rare for random histories: a message in doubt is received again and is no longer in
-doubt. ``tests/unit/test_redrive_ledger.py`` has a test for it.
+One more mistake is too rare for random histories. A message in doubt, which may have been sent, is
+received again, and the ledger forgets the doubt. ``tests/unit/test_redrive_ledger.py`` tests this.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _unsent_clears_doubt() -> Any:
 
 
 def _known_is_dropped() -> Any:
-    """Let no thread work on a message that the run receives again after it has lost it."""
+    """Let no thread work on a message that the run has lost and receives again."""
     received = Ledger.enter
 
     def wrong(self: Ledger, claim: int, messages: Any, until: float) -> Any:

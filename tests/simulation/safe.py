@@ -80,9 +80,9 @@ History = Callable[[int], None]
 
 
 def guarded(world: World) -> History:
-    """Return histories of a guard: only one of two messages sends the mail in a window.
+    """Return histories of a guard, which lets only one of two messages send the mail.
 
-    The message that sends the mail may send it again if the worker does not know that it was sent.
+    This message may send the mail again if the worker does not know that it was sent.
     """
 
     @world.app.task(bind=True, name="mail", guard=Guard(key="7", window=3e9))
@@ -119,7 +119,7 @@ def guarded(world: World) -> History:
 
 
 def stepped(world: World) -> History:
-    """Return histories of a step: the provider does the work of a key once, and it is confirmed."""
+    """Return histories of a step. The provider works only once, and the step is confirmed."""
 
     @world.app.task(name="confirm")
     def confirm(done: object) -> None:

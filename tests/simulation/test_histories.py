@@ -90,7 +90,7 @@ _SETTINGS = settings(
 @_SETTINGS
 @given(histories())
 def test_histories(history):
-    """The rules hold whichever calls fail, and whichever workers are killed or suspended."""
+    """Workers keep the rules whichever calls fail, and whichever worker is killed or suspended."""
     assert Fleet(history).run().wrong == []
 
 
@@ -98,7 +98,7 @@ def test_histories(history):
 @_SETTINGS
 @given(histories(has_provider=True))
 def test_histories_with_provider(history):
-    """The rules also hold while the provider of the tasks is down, and when it is back."""
+    """Workers also keep the rules while the provider of their tasks is down, and afterwards."""
     assert Fleet(history).run().wrong == []
 
 

@@ -12,7 +12,7 @@ from .redrive_mutations import MUTATIONS
 HISTORIES = int(os.environ.get("REDRIVE_HISTORIES", "200"))
 
 
-#: Histories in one test. ``make mutants`` leaves slow tests out, so they must be few.
+#: The histories of one test. They are few, because ``make mutants`` leaves slow tests out.
 AT_A_TIME = 5
 
 

@@ -11,8 +11,8 @@ from . import workflow
 from .safe import KINDS, WORKFLOW, World, simulate
 from .workflow_mutations import MUTATIONS, mutated
 
-#: How many histories of each kind, and how many in one test. ``make mutants`` leaves slow tests
-#: out, so a test has few.
+#: How many histories of each kind run, and how many run in one test. A test has few histories,
+#: because ``make mutants`` leaves slow tests out.
 HISTORIES, AT_A_TIME = {"guard": 150, "step": 120, "workflow": 100}, 10
 
 
@@ -29,7 +29,7 @@ def test_random_kills(kind: str, seed: int) -> None:
 def test_no_exception_left() -> None:
     """A simulated kill leaves no exception in ``sys.exc_info()``.
 
-    It could leave one that was on its way out of a ``with`` block at the time of the kill.
+    CPython could keep an exception that was leaving a ``with`` block when the kill came.
     """
     source = "def leave():\n  with nullcontext():\n    raise ValueError"
     names = {"nullcontext": nullcontext}
@@ -45,7 +45,7 @@ def test_no_exception_left() -> None:
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_missing_rules(name: str) -> None:
-    """The histories find each rule that is missing in workflows, in at most 200 of them."""
+    """At most 200 histories are needed to notice that a rule of workflows is missing."""
     with mutated(name):
         assert any(is_broken(seed) for seed in range(200))
 

@@ -104,7 +104,7 @@ class World:
         self.store_fails = self.rng.choice([0.0, 0.0, 0.1])
         self.broker_fails = self.rng.choice([0.0, 0.0, 0.2])
         self.is_fifo = self.rng.random() < 0.15
-        #: How often in this history B is delivered and not A, a run is killed, and so on.
+        #: The probabilities that B is delivered and not A, that a run is killed, and so on.
         self.share_of_b = self.rng.choice([0.2, 0.5])
         self.kills = self.rng.choice([0.1, 0.5])
         self.suspends = self.rng.choice([0.3, 0.6])
@@ -124,7 +124,10 @@ class World:
         return records_of(self.app)
 
     def time(self) -> float:
-        """Return the time, and move the clock. So a run enters the workflow after it has begun."""
+        """Move the clock a little, and return the time.
+
+        So the times at which a run begins and enters the workflow differ, as in reality.
+        """
         self.now += 0.001
         return self.now
 

@@ -14,7 +14,7 @@ from celery_sqs_backoff.store import records
 
 
 def _edited(owner: Any, name: str, *edits: tuple[str, str]) -> Any:
-    """Replace a function by one whose source has these edits."""
+    """Replace a function by a copy with these edits of its source."""
     function = getattr(owner, name)
     source = textwrap.dedent(inspect.getsource(function))
     for old, new in edits:

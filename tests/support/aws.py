@@ -33,7 +33,7 @@ def announcement() -> str:
     """Return a notice for the owner of the account before the first call.
 
     Raises:
-        RuntimeError: boto3 finds no credentials, no region, or the dummy ones of local servers.
+        RuntimeError: boto3 finds no credentials or no region, or it finds the dummy credentials.
     """
     session = _account()
     return (
@@ -103,5 +103,5 @@ def _delete_queues(sqs: SQSClient, deletion_seconds: float) -> None:
         )
     except (AssertionError, BotoCoreError, ClientError) as exc:
         raise RuntimeError(
-            f"queues of these tests may be left, whose names begin with {QUEUE_NAME_PREFIX}: {exc}"
+            f"queues of these tests may be left; their names begin with {QUEUE_NAME_PREFIX}: {exc}"
         ) from exc

@@ -1,6 +1,6 @@
 """List the differences between SQS servers that tests can notice, each with its source.
 
-A test that meets a difference still asserts what holds on that server.
+A test that meets a difference asserts the behaviour of the server in use.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from .servers import server_name
 
 #: A receipt handle of a standard queue is stale once another consumer has received the message. SQS
 #: accepts a stale handle for ChangeMessageVisibility, as LocalStack's snapshot tests of AWS have
-#: recorded (test_terminate_visibility_timeout_after_receive). Its page on DeleteMessage says that
-#: with such a handle the message might not be deleted
+#: recorded (test_terminate_visibility_timeout_after_receive). AWS's page on DeleteMessage says
+#: that a delete with a stale handle might not delete the message
 #: (https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_DeleteMessage.html).
 #: ministack refuses a stale handle in both calls.
 STALE_HANDLE_IS_REFUSED: Final = frozenset({"ministack"})

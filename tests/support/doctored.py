@@ -25,7 +25,8 @@ def doctored_app() -> Iterator[Celery]:
     def send_mail() -> None: ...
 
     app.finalize()
-    for name in set(app.tasks) - {"shop.send_mail"}:  # tasks that modules of other tests share
+    # Modules of other tests may share their tasks with all apps.
+    for name in set(app.tasks) - {"shop.send_mail"}:
         del app.tasks[name]
     yield app
     app.close()

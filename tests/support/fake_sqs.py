@@ -1,10 +1,15 @@
 """A strict SQS in memory, with a clock that the test sets.
 
-It enforces rules that no local server enforces: the limit of twelve hours after a receive, the
-quota of messages in flight, the limit of ten attributes, and the rules of stale receipt handles, of
-retention and of FIFO queues. It follows what AWS documents, or what recorded responses of AWS show.
-``tests/unit/test_fake_sqs.py`` names the source of each rule. It has no long polls that wait, no
-policies, no KMS and no move tasks.
+It enforces rules that no local server enforces:
+
+- the limit of twelve hours after a receive
+- the quota of messages in flight
+- the limit of ten message attributes
+- the rules of stale receipt handles, of retention and of FIFO queues
+
+It follows the documentation of AWS or recorded responses of AWS. ``tests/unit/test_fake_sqs.py``
+names the source of each rule. The fake has no long polls that wait, no policies, no KMS and no
+message move tasks.
 """
 
 from __future__ import annotations
@@ -84,7 +89,7 @@ class FakeSQS:
         #: Called at each batch call before SQS carries it out, with the action and the bodies of
         #: the messages.
         self.during_call: Callable[[str, list[str]], None] = lambda action, bodies: None
-        #: Called with each fault, and the bodies of the messages that it leaves in doubt.
+        #: Called with each fault, and the bodies of the messages that it affects.
         self.on_fault: Callable[[Fault, list[str]], None] = lambda fault, bodies: None
 
     def create_queue(self, *, QueueName: str, Attributes: dict[str, str] | None = None) -> Any:  # noqa: N803

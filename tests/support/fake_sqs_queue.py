@@ -1,7 +1,7 @@
 """A queue of the fake SQS: its messages, and until when each is hidden.
 
-Time is that of the clock, and no call waits. If AWS says that something might happen, this queue
-does what is worse for its user.
+Time is that of the clock, and no call waits. If AWS leaves open what happens, this queue takes the
+case that is worse for its user.
 """
 
 from __future__ import annotations
@@ -233,7 +233,10 @@ class Queue:
         return received
 
     def _available(self, now: float) -> Iterator[Message]:
-        """Yield visible messages in the order of sending. A hidden one holds up its FIFO group."""
+        """Yield visible messages in the order of sending.
+
+        On a FIFO queue, a hidden message holds up its group.
+        """
         blocked: set[str | None] = set()
         for message in self.messages:
             if message.visible_at > now:
@@ -242,7 +245,10 @@ class Queue:
                 yield message
 
     def _move(self, message: Message, dlq: Queue, now: float) -> None:
-        """Move a message to the dead-letter queue. On a standard queue, it keeps its age."""
+        """Move a message to the dead-letter queue.
+
+        On a standard queue, the message keeps its age.
+        """
         self._remove(message, "moved")
         message.source_arn, message.receipt, message.visible_at = self.arn, None, now
         message.sequence = next(dlq._count)
@@ -281,7 +287,8 @@ class Queue:
     def _is_void(self, receipt: Receipt, now: float) -> bool:
         """Return whether a receipt handle is no longer valid.
 
-        On a FIFO queue it ends with its visibility timeout. On a standard queue it does not.
+        On a FIFO queue, a handle is valid until the visibility timeout ends, or until another
+        receive returns the message. On a standard queue, a handle stays valid.
         """
         message = receipt.message
         return self.is_fifo and (message.receipt is not receipt or now >= message.visible_at)
@@ -296,7 +303,7 @@ class Queue:
             raise Refused("ReceiptHandleIsInvalid") from None
 
     def _expire(self) -> float:
-        """Drop messages whose retention period is over, even hidden ones, and return the time."""
+        """Drop messages at the end of their retention period, even if hidden. Return the time."""
         now, oldest = self.clock(), self.clock() - self._setting("MessageRetentionPeriod")
         for message in [m for m in self.messages if m.sent_at <= oldest]:
             self._remove(message, "expired")
@@ -308,7 +315,7 @@ class Queue:
 
 
 def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
-    """Return the size as SQS counts it: the body, and each attribute's name, type and value."""
+    """Return the size of the body, and of each attribute's name, type and value, as SQS does."""
     texts: list[str | bytes] = [body]
     for name, value in attributes.items():
         texts += [name, *value.values()]

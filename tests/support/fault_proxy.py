@@ -35,7 +35,8 @@ class Fault:
     Arguments:
         actions: the names of the SQS calls that fail. Without any, all calls fail.
         times: how many calls fail. None means all calls until :meth:`FaultProxy.heal`.
-        probability: the probability that a call fails or, with ``fail-entries``, an entry.
+        probability: the probability that a call fails. With ``fail-entries``, it is the
+            probability that an entry fails.
         seed: decides together with ``probability`` which calls fail.
         queue: the URL of the only queue whose calls fail. Empty means all queues.
     """
@@ -116,7 +117,7 @@ class Count:
 
 @dataclass
 class Rule:
-    """A fault in the proxy, which counts how many calls it may still let fail."""
+    """A fault in the proxy. ``times_left`` is the number of calls that it still lets fail."""
 
     fault: Fault
     rng: random.Random = field(init=False)
@@ -161,7 +162,7 @@ class FaultProxy:
         self._control = control
 
     def counts(self) -> dict[str, Count]:
-        """Return the counts by action since the last :meth:`reset`; 0 for actions without calls."""
+        """Return the counts by action since the last :meth:`reset`. They are 0 without calls."""
         seen = {action: Count(**count) for action, count in self._call("GET", "counts").items()}
         return _ZeroByDefault(seen)
 
@@ -170,11 +171,14 @@ class FaultProxy:
         self._call("POST", "reset")
 
     def inject(self, *faults: Fault) -> None:
-        """Add rules after those that the proxy already has."""
+        """Add rules after the rules that the proxy already has."""
         self._call("POST", "faults", [asdict(fault) for fault in faults])
 
     def heal(self, queue: str = "") -> None:
-        """Drop all rules, or those for the queue with this URL, and take connections again."""
+        """Drop all rules, and accept connections again.
+
+        With the URL of a queue, drop only the rules for this queue.
+        """
         self._call("POST", "heal", queue)
 
     def set_latency(self, milliseconds: float) -> None:

@@ -195,7 +195,7 @@ def _json(
 def _drop(request: web.BaseRequest) -> web.Response:
     if request.transport:
         request.transport.abort()
-    return web.Response()  # nobody gets it, but aiohttp expects a response
+    return web.Response()  # no client gets it, but aiohttp expects a response
 
 
 def _control(proxy: _Proxy) -> web.Application:

@@ -43,7 +43,7 @@ class _Server(ThreadingHTTPServer):
     provider: HttpFaults
 
     def handle_error(self, *args: object) -> None:
-        pass  # The tests want clients that give up and handshakes that fail: print no traceback.
+        pass  # Tests let clients give up and handshakes fail on purpose, so print no traceback.
 
 
 Behaviour = Callable[[BaseHTTPRequestHandler], None]
@@ -60,7 +60,7 @@ class HttpFaults:
         self.listener: socket.socket | None = None
 
     def stop_listening(self) -> None:
-        """Refuse connections."""
+        """Close the listening socket, so that new connections are refused."""
         assert self.listener is not None
         self.listener.close()
 
@@ -109,7 +109,7 @@ def half(handler: BaseHTTPRequestHandler) -> None:
 
 
 def garbage(handler: BaseHTTPRequestHandler) -> None:
-    """Answer with bytes that are no HTTP."""
+    """Answer with bytes that are not HTTP."""
     handler.wfile.write(b"\x00\x01 nonsense\r\n\r\n")
 
 
@@ -173,7 +173,7 @@ class _Proxy(BaseHTTPRequestHandler):
 
 @contextmanager
 def wanting_credentials() -> Iterator[str]:
-    """Yield the URL of a proxy that wants credentials: it answers each CONNECT with 407."""
+    """Yield the URL of a proxy that wants credentials. It answers each CONNECT with 407."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Proxy)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -15,7 +15,7 @@ from celery.signals import worker_ready
 
 _FILE_VARIABLE = "TEST_LOOP_PROBE_FILE"
 
-#: The loop should call the probe after this time. A longer time is a delay.
+#: The loop should call the probe at this interval. If a call comes later, the loop was blocked.
 INTERVAL_SECONDS = 0.01
 
 #: Shorter delays do not count. The system's scheduler and the pool cause them.
@@ -35,13 +35,13 @@ def options(path: Path) -> Options:
 
 
 def blockages(path: Path) -> list[float]:
-    """Return the seconds of each time in which the loop was blocked, in order."""
+    """Return for how many seconds the loop was blocked each time, in order."""
     assert path.exists(), "the probe has not started. Perhaps this pool has no event loop"
     return [float(line) for line in path.read_text().split()]
 
 
 class _Probe:
-    """The loop calls this regularly. The first call makes the file, which proves that it runs."""
+    """The loop calls a probe regularly. The first call makes the file, to prove that it runs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

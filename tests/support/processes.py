@@ -60,7 +60,9 @@ def stop(
 
 
 def children(of: int | None = None) -> dict[int, str]:
-    """Return the running children of a process and their command lines; none without /proc.
+    """Return the pids of the running children of a process, with their command lines.
+
+    Without ``/proc`` the result is empty.
 
     Args:
         of: the pid of the parent. None means this process.

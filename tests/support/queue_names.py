@@ -1,11 +1,12 @@
-"""Make new names for queues. All names of one run begin alike, so that it can find its queues."""
+"""Make new names for queues. All names of a run begin alike, so that the run can find them."""
 
 from __future__ import annotations
 
 from typing import Final
 from uuid import uuid4
 
-#: The beginning of the names of all queues that this run makes. Other runs use the same account.
+#: The names of all queues of this run begin with this text. On AWS, other runs may use the same
+#: account.
 QUEUE_NAME_PREFIX: Final = f"celery-sqs-backoff-test-{uuid4().hex[:8]}-"
 
 

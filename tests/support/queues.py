@@ -19,7 +19,8 @@ def create_queue(sqs: SQSClient, stem: str = "test", **options: Any) -> LocalQue
     On a server where a receive that does not wait can miss messages, each receive from these queues
     waits for a second by default.
     """
-    # pytest rewrites the assertions of this module, so pytest must import it first.
+    # ``celery_sqs_backoff.testing`` is a plugin of pytest. pytest can rewrite its assertions only
+    # if no other module has imported it before.
     from celery_sqs_backoff.testing import create_local_queue
 
     waits = {"ReceiveMessageWaitTimeSeconds": "1"} if differs(SHORT_POLL_MAY_FIND_NOTHING) else {}

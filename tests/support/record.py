@@ -33,7 +33,7 @@ class Record:
         line = json.dumps({"at": time.monotonic(), "pid": os.getpid(), **entry}) + "\n"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
-            # A single write, so that the lines of two processes do not mix.
+            # Write the line with one call, so that the lines of two processes do not mix.
             os.write(descriptor, line.encode())
         finally:
             os.close(descriptor)

@@ -16,7 +16,8 @@ _NUMBERS = sorted(set(range(1, 16)) - {12})
 #: inherit the variable, and use the same database.
 _VARIABLE = "TEST_REDIS_DATABASE"
 
-#: The open file whose lock reserves a database. The system frees it when the process ends.
+#: Descriptor of the file whose lock reserves the database. The system releases the lock when the
+#: process ends.
 _locks: list[int] = []
 
 

@@ -5,8 +5,8 @@ greenlets. One greenlet runs at a time. It lets another one run at each call to 
 the journal and each wait. The seed decides which one, so a test can repeat a history.
 
 A step is a call to SQS or a write of the journal. Between two steps, a process changes nothing that
-outlives it. So a kill is an exception before or after a step, and in each later step. No code
-catches it.
+outlives it. So a kill is simulated by an exception before or after a step, and in each later step.
+Code of the engine that catches the exception cannot change anything any more.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class World:
         return bool(halt.is_set)
 
     def _sweep(self, sweep: Sweep, threads: int) -> None:
-        """Run the engine's threads as greenlets, and one that renews visibility timeouts."""
+        """Run the engine's threads as greenlets, with one more that renews visibility timeouts."""
         threads = min(threads, self.most_threads or threads)
 
         def keep() -> None:
@@ -288,7 +288,10 @@ class _Turns:
 
     @property
     def others(self) -> bool:
-        """Whether a greenlet other than the keeper has not ended yet."""
+        """Whether a greenlet other than the keeper has not ended.
+
+        The keeper renews visibility timeouts.
+        """
         return any(g is not self._keeper for g in self._wake)
 
     def run(self, functions: Sequence[Callable[[], None]], keeper: Callable[[], None]) -> None:

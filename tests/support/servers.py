@@ -32,7 +32,7 @@ def sqs_client(endpoint: str, **config: Any) -> SQSClient:
 
 
 def server_name() -> str:
-    """Return the name of the server that the tests use: ``SQS_SERVER``, by default ministack."""
+    """Return the name of the server that the tests use. It is ``SQS_SERVER``, or ministack."""
     return os.environ.get("SQS_SERVER", "ministack")
 
 
@@ -68,8 +68,8 @@ def ministack(*, start_timeout: float = 60.0) -> Iterator[str]:
             "BIND_HOST": "127.0.0.1",
             "GATEWAY_PORT": str(port),
             "SERVICES": "sqs",
-            # Off, because SFTP and MQTT would open ports of their own. ministack 1.4.21 opens that
-            # of MQTT on all addresses of the machine.
+            # Off, because SFTP and MQTT would open ports of their own. ministack 1.4.21 opens the
+            # port of MQTT on all addresses of the machine.
             "SFTP_ENABLED": "0",
             "IOT_MTLS_ENABLED": "0",
             "LOG_LEVEL": "WARNING",

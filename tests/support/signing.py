@@ -27,7 +27,7 @@ class Signer:
         kept = {k: v for k, v in headers.items() if k.lower() not in _SIGNED_BEFORE}
         request = AWSRequest(method=method, url=url, data=body, headers=kept)
         assert self._credentials is not None
-        # Read them for each request, because boto3 renews the credentials of a role.
+        # Read the credentials for each request, because boto3 renews those of a role.
         credentials = self._credentials.get_frozen_credentials()
         SigV4Auth(credentials, "sqs", self._region).add_auth(request)
         return dict(request.headers.items())

@@ -9,7 +9,8 @@ import pytest
 
 from celery_sqs_backoff.retry.outcomes import Outcome, Verdict
 
-#: The outcome is UNKNOWN, so no work is undone. But the task is safe to repeat, so it is retried.
+#: The outcome is UNKNOWN, so the task may have done its work. But its call is safe to repeat, so
+#: the task is retried.
 REPEATED = "in doubt, but repeated"
 
 

@@ -1,4 +1,4 @@
-"""Run real ``celery worker`` processes for tests, from when they are ready to the test's end."""
+"""Start real ``celery worker`` processes for tests, wait until they are ready, and end them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Worker:
-    """A running worker: its process, and the file with its log."""
+    """A running worker, with its process and the file with its log."""
 
     def __init__(self, process: subprocess.Popen[bytes], log_file: Path) -> None:
         self.process = process

@@ -402,7 +402,7 @@ def test_token_expires_in_renewal(monkeypatch):
     assert begun.wait(20)
     sts.age(client, 1000)
     threading.Timer(0.1, fails.set).start()
-    with pytest.raises(CredentialsNotRenewed, match="expired meanwhile"):
+    with pytest.raises(CredentialsNotRenewed, match="expired during the renewal"):
         access_key(client)
 
 

@@ -44,7 +44,7 @@ def show_on_terminal(columns):
         os.close(master)
 
 
-FACTS = "40/80 10.0/s failed 0 back 0 4 s left"
+FACTS = "40/80 10.0/s failed 0 came back 0 4 s left"
 
 
 @pytest.mark.parametrize("columns", [80, 50])

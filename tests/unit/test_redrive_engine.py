@@ -174,7 +174,7 @@ def test_fifo_filter(tmp_path):
     wanted = [m.id for m in world.sqs.queues[world.source.url].messages if m.body != "3"]
     report = world.redrive(ids=wanted)
     assert (report.ended, report.skipped) == (Ended.INCOMPLETE, 1)
-    assert "behind a message of their group that was left" in report.detail
+    assert "behind a message of their group that stays" in report.detail
     assert "Wait" not in report.detail, "another run would end like this one"
 
 

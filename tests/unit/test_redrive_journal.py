@@ -84,7 +84,7 @@ def test_journal_of_other_queue(tmp_path):
     """A redrive refuses the journal of another queue."""
     with open_journal(tmp_path / "j"):
         pass
-    with pytest.raises(RedriveRefused, match=r"is of http://sqs/1/dlq, not of http://other"):
+    with pytest.raises(RedriveRefused, match=r"belongs to http://sqs/1/dlq, not to http://other"):
         open_journal(tmp_path / "j", source="http://other")
 
 

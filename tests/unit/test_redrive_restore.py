@@ -112,7 +112,7 @@ def test_archive_of_other_queue(world, tmp_path):
     archive_messages(world, tmp_path / "a", 3)
     text = (tmp_path / "a").read_text().replace(":mail-dlq", ":sms-dlq")
     (tmp_path / "a").write_text(text)
-    with pytest.raises(RedriveRefused, match=r"is of arn.*sms-dlq, not of"):
+    with pytest.raises(RedriveRefused, match=r"belongs to arn.*sms-dlq, not to"):
         world.restore(tmp_path / "a")
 
 

@@ -1,7 +1,7 @@
-"""Report the findings of the doctor's offline rules as Django system checks.
+"""Report findings of ``sqs_doctor`` as Django system checks.
 
-The rules that ask SQS or the store run only in ``manage.py sqs_doctor``. The ID of a check is
-``celery_sqs_backoff.`` with the doctor's ID, such as ``celery_sqs_backoff.W010``.
+The rules that ask SQS or the store run only in ``manage.py sqs_doctor``, and not here. The ID of a
+check is ``celery_sqs_backoff.`` with the ID of the rule, such as ``celery_sqs_backoff.W010``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from celery_sqs_backoff.doctor.look import (
 
 from .project import project_app
 
-#: The hint for a missing module or variable, which workers may have even if this process lacks it.
+#: The hint for a missing module or environment variable. This process may lack it although the
+#: workers have it.
 _WORKERS_NEED_IT = "Workers need it. If they lack it too, they do not start."
 
 _KINDS = {
@@ -36,14 +37,14 @@ _KINDS = {
 def check_app(app_configs: Any, **_: Any) -> list[Any]:
     """Check tasks and settings, without a request to SQS or the store.
 
-    A module that cannot be imported is only a warning. ``migrate`` also runs the checks, often
-    without the workers' libraries and variables. The module may also need tables that ``migrate``
-    has not created yet.
+    A module that cannot be imported is only a warning, because an error would stop ``migrate``.
+    ``migrate`` often runs without the workers' libraries and environment variables. The module may
+    also need tables that ``migrate`` has not created yet.
     """
     try:
         app = project_app()
     except ImproperlyConfigured as exc:
-        hint = "manage.py's commands of this package need it too."
+        hint = "The manage.py commands of this package need the app, too."
         return [_warning("W035", f"tasks and Celery settings are not checked: {exc}", hint)]
     try:
         load_tasks(app)
@@ -53,12 +54,12 @@ def check_app(app_configs: Any, **_: Any) -> list[Any]:
         return [_warning("W032", text, _WORKERS_NEED_IT)]
     except Exception as exc:  # noqa: BLE001  # a task or a setting may raise any exception
         text = f"the Celery app's tasks or settings cannot be loaded: {why_not_loaded(exc)}"
-        hint = "A worker would not start either: correct what it names."
+        hint = "A worker would not start either. Correct the task or setting that the error names."
         return [checks.Error(text, hint=hint, id="celery_sqs_backoff.E031")]
     return [_message(f) for f in examine(facts, ignore=read_ignored(app), live=False)]
 
 
-# These checks are not rules of the doctor, so the doctor does not use their numbers.
+# E031, W032 and W035 are not rules of ``sqs_doctor``, which must not use these numbers.
 
 
 def _warning(number: str, text: str, hint: str) -> Any:

@@ -36,7 +36,7 @@ class Record(models.Model):  # type: ignore[misc]
 
 
 class OutboxCall(models.Model):  # type: ignore[misc]
-    """A durable call of a task, until it is sent. The module ``outbox`` explains it."""
+    """A durable call of a task, until the call is sent. See the module ``outbox``."""
 
     id = models.BigAutoField(primary_key=True)
     task = models.CharField(max_length=255)

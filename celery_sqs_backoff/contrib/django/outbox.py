@@ -1,11 +1,11 @@
 """Commit calls of tasks in the same transaction as their data, and send them after the commit.
 
-A durable call of a task is a row that the caller's transaction writes into the outbox, a table. On
-commit, the same process sends the call and deletes the row. If a crash or an outage prevents that,
-``manage.py sqs_backoff_outbox``, or the task of that name in beat, sends the call later. A process
-first claims the call, so that no other process sends it before ``send_at``. If the process ends
-after it has sent the call and before it has deleted the row, the call is sent again with the same
-task ID.
+A durable call of a task is a row in the outbox, a table. The caller's transaction writes the row.
+After the commit, the same process sends the call and deletes the row. If a crash or an outage
+prevents this, ``manage.py sqs_backoff_outbox``, or the task of that name in beat, sends the call
+later. Before a process sends a call, it claims the call: it sets ``send_at`` to a minute from now.
+Until then, no other process sends the call. If the process dies after sending the call and before
+deleting the row, the call is sent again with the same task ID.
 """
 
 from __future__ import annotations
@@ -48,12 +48,15 @@ class OnCommit:
 
         Arguments:
             durable: ``True`` = also write the call into the database, in the same transaction. If
-                the process ends or the broker is down, the call is sent later with the same task
-                ID. Needs ``celery_sqs_backoff.contrib.django``, and arguments that are JSON.
-                Default ``False``.
+                the process dies before it sends the call, or the broker is down, the call is sent
+                later with the same task ID. Needs ``celery_sqs_backoff.contrib.django``, and
+                arguments that are JSON. Default ``False``.
 
         Raises:
             TransactionManagementError: (of Django) autocommit is off, outside an atomic block.
+            ImproperlyConfigured: (if durable) the Django app is not installed, or the open
+                transaction is on another database than the outbox.
+            TypeError: (if durable) the arguments are not JSON, or do not fit the task.
         """
         from django.db import transaction  # type: ignore[import-untyped]
 
@@ -67,7 +70,7 @@ def send_left_calls(app: Any) -> tuple[int, int]:
     """Send the unsent calls that no process claims. Return the numbers of sent and failed calls.
 
     The process that writes a call has the first claim, which ends after a minute. Each call is
-    tried once. The function stops after ten failures in a row.
+    tried once. After ten failures in a row, the broker counts as down, and the function stops.
 
     Raises:
         StoreInTransaction: a transaction is open. Its rollback would restore the rows of sent
@@ -96,11 +99,11 @@ def _write(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: An
     for other in connections.all(initialized_only=True):
         if is_outside and other.in_atomic_block:
             raise ImproperlyConfigured(
-                "a durable call needs its row in the open transaction, but that is"
-                f" on {other.alias!r}, and the outbox is on {calls.db!r}: route OutboxCall of"
-                " celery_sqs_backoff by DATABASE_ROUTERS"
+                "a durable call must be written in the open transaction, but that transaction is on"
+                f" {other.alias!r} and the outbox table is on {calls.db!r}: route the model"
+                f" OutboxCall of celery_sqs_backoff to {other.alias!r} by DATABASE_ROUTERS"
             )
-    transaction.on_commit(lambda: None, using=calls.db)  # Raises if Django cannot run hooks here.
+    transaction.on_commit(lambda: None, using=calls.db)  # Raises if Django runs no hooks here.
     if task.typing and hasattr(task, "__header__"):
         task.__header__(*args, **kwargs)  # Refuses wrong arguments, as ``apply_async`` does.
     # Store the task's options, because the sending process may not have the task. A queue or an
@@ -111,7 +114,8 @@ def _write(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: An
         # The seconds count from this call, and not from the time at which it is sent.
         options["expires"] = task.app.now() + timedelta(seconds=seconds)
     try:
-        loads(call := dumps([args, kwargs, options]))  # fails for a dict that kombu would decode
+        # Also decode the text. kombu may fail to decode {"__type__": ..., "__value__": ...}.
+        loads(call := dumps([args, kwargs, options]))
     except Exception as exc:  # JSON's hooks may raise any exception
         raise TypeError(f"a durable call of {task.name} needs arguments that are JSON") from exc
     row = calls.create(task=task.name, call=call, send_at=now + timedelta(seconds=CLAIM_SECONDS))
@@ -121,8 +125,8 @@ def _write(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: An
 def _send(app: Any, calls: Any, pk: int, claims: int) -> bool | None:
     """Claim a call, send it, and delete its row. Return whether it was sent.
 
-    ``None`` = another process has claimed it. Failures are logged and never raised, because the
-    caller's transaction is already committed.
+    ``None`` = another process has claimed the call. Failures are logged and never raised, because
+    the caller's transaction is already committed.
 
     Arguments:
         claims: number of claims that the row had when it was read.

@@ -1,4 +1,4 @@
-"""A task for ``beat_schedule``. It sends the calls that are still in the outbox."""
+"""A task for ``beat_schedule`` that sends the durable calls that are still in the outbox."""
 
 from __future__ import annotations
 

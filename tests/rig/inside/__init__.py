@@ -32,5 +32,5 @@ def a_window(
 
 
 def a_lease(tag: str, **facts: Any) -> Any:
-    """Return a stand-in for a lease, with what the window and the inbox need."""
+    """Return a stand-in for a lease, with the attributes that the window and the inbox use."""
     return SimpleNamespace(tag=tag, **facts)

@@ -68,7 +68,7 @@ SMALL = queue(RedrivePolicy=redrive("arn:aws:sqs:eu-central-1:1:mails-dlq", 5))
     ],
 )
 def test_queue(app: Celery, checked: Queue, rules: list[str]) -> None:
-    """The check logs a line for each fault of a queue, and none for a queue that it cannot read."""
+    """The check logs a line for each fault of a queue, but skips a queue that it cannot read."""
     found = [line.split()[:2] for _, line in check_up(app, [("mails", checked)])]
     assert found == [[rule, "mails:"] for rule in rules]
 

@@ -213,13 +213,13 @@ def test_task_of_message() -> None:
 
 
 def test_queue_without_adapter() -> None:
-    """The worker uses an adapter only for its own queue."""
-    with pytest.raises(NotUnderstood, match="no Celery message"):
+    """The worker uses an adapter only for the queue that the setting names."""
+    with pytest.raises(NotUnderstood, match="not a Celery message"):
         adapters(uploads=s3("t")).read("mail", a_message(text(S3_EVENT)))
 
 
 def test_ignored() -> None:
-    """A message that needs no task, such as S3's test event, gives IGNORED and no error."""
+    """The worker reads a message that needs no task, such as S3's test event, as IGNORED."""
     assert adapters(uploads=s3("t")).read("uploads", a_message(text(S3_TEST_EVENT))) is IGNORED
 
 
@@ -267,17 +267,17 @@ class Lazy:
         (raises(SystemExit(2)), "the adapter raised SystemExit"),
         (lambda body, attributes: None, "does not understand it"),
         (lambda body, attributes: ("unknown", [], {}), "not registered"),
-        (lambda body, attributes: "t", r"no \(task, args, kwargs\)"),
-        (lambda body, attributes: ("t", [object()], {}), "in JSON"),
-        (lambda body, attributes: ("t", 5, {}), "in JSON"),
-        (lambda body, attributes: ("t", [], 5), "in JSON"),
+        (lambda body, attributes: "t", r"not return a \(task, args, kwargs\)"),
+        (lambda body, attributes: ("t", [object()], {}), "JSON can encode"),
+        (lambda body, attributes: ("t", 5, {}), "JSON can encode"),
+        (lambda body, attributes: ("t", [], 5), "JSON can encode"),
         (lambda body, attributes: ([], [], {}), "not registered"),
-        (lambda body, attributes: ("t", nested(5_000), {}), "in JSON"),
-        (lambda body, attributes: ("t", Lazy(), {}), r"no \(task, args, kwargs\)"),
+        (lambda body, attributes: ("t", nested(5_000), {}), "JSON can encode"),
+        (lambda body, attributes: ("t", Lazy(), {}), r"not return a \(task, args, kwargs\)"),
     ],
 )
 def test_adapter_fails(adapter: Any, why: str) -> None:
-    """If an adapter fails, the worker does not understand the message. It quotes no body."""
+    """If an adapter fails, the worker raises NotUnderstood, and does not quote the body."""
     with pytest.raises(NotUnderstood, match=why) as caught:
         adapters(q=adapter).read("q", a_message("attack at dawn"))
     assert "attack" not in str(caught.value)
@@ -299,7 +299,7 @@ ANY_JSON = st.recursive(
     ),
 )
 def test_any_body(adapter: foreign.Adapter, base: dict[str, Any], changes: dict[str, Any]) -> None:
-    """Any body gives a task, IGNORED or the error NotUnderstood, but no other error."""
+    """The worker reads any body as a task or as IGNORED, or raises NotUnderstood."""
     try:
         payload = adapters(q=adapter).read("q", a_message(text(base | changes)))
     except NotUnderstood:

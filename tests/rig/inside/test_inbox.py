@@ -32,7 +32,7 @@ class Worker:
 
     def _deliver(self, payload: Any, queue: str) -> None:
         self.delivered.append(payload)
-        self.inbox.wake()  # as happens when a process becomes free at this moment
+        self.inbox.wake()  # A process that becomes free at this moment also wakes the inbox.
 
     def _note_turn(self, name: str) -> None:
         self.turns += 1
@@ -60,7 +60,7 @@ def test_one_turn() -> None:
 
 
 def test_loop_reset() -> None:
-    """When kombu resets its loop, the inbox drops waiting messages. It delivers later ones."""
+    """When kombu resets its loop, the inbox drops waiting messages. It delivers later messages."""
     worker = Worker()
     worker.put("a")
     worker.soon.clear()

@@ -131,7 +131,7 @@ def a_lease(queue: str, sent_at: float) -> Any:
 def test_status(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker reports for each queue how many of its messages run, wait or are hidden.
 
-    These are the queues that it consumes now, or of which it has hidden a message.
+    It reports queues that it consumes now, and queues of which it has hidden a message.
     """
     held = [a_lease("mails", 5.0), a_lease("mails", 7.0), a_lease("mails", 6.0)]
     receiver = a_receiver(["mails", "new"], held)
@@ -173,7 +173,7 @@ class Request:
 
 
 class Changing(list[Request]):
-    """A collection that another thread changes while it is read, twice."""
+    """A collection whose first two reads fail, as if another thread changed it."""
 
     looks = 0
 

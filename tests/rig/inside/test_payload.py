@@ -60,8 +60,8 @@ def test_message_of_kombu(encode: Any) -> None:
     ["hello", "[1]", "3", "null", "{}", '"a"', '{"Records": []}', "[" * 5000, "aGVsbG8="],
 )
 def test_something_else(body: str) -> None:
-    """The worker refuses a body that has not kombu's fields as no Celery message."""
-    with pytest.raises(NotUnderstood, match="no Celery message"):
+    """The worker refuses a body without kombu's fields, because it is no Celery message."""
+    with pytest.raises(NotUnderstood, match="not a Celery message"):
         celery_payload(body)
 
 
@@ -89,7 +89,7 @@ def test_wrong_time_limit(limits: list[Any]) -> None:
 
     A prefork worker would end with an error when it starts the timer.
     """
-    with pytest.raises(NotUnderstood, match="pair of seconds"):
+    with pytest.raises(NotUnderstood, match="pair of numbers"):
         celery_payload(envelope(headers={"timelimit": limits}))
 
 

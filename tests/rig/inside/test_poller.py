@@ -147,7 +147,7 @@ def test_same_name_elsewhere(make: Callable[..., Queue]) -> None:
 
 
 def test_behind_waits(make: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A place that becomes free goes to a queue whose settlements SQS confirms in time."""
+    """A free place in the window does not go to a queue with too many unconfirmed settlements."""
     monkeypatch.setattr(window_module, "_LOOK_AGAIN_SECONDS", 60.0)
     behind: list[str] = []
     window = a_window(1, 1, waiting_for=lambda url: 1_001 * (url in behind))
@@ -175,7 +175,7 @@ def test_look_without_room(make: Callable[..., Queue], monkeypatch: pytest.Monke
 
 
 def test_stop(make: Callable[..., Queue]) -> None:
-    """A stopped poller makes no more calls, and passes on messages that still arrive."""
+    """A stopped poller makes no further calls, and passes on messages that still arrive."""
     queue = make()
     queue.poller.start()
     queue.port.wait_for_calls(1)
@@ -244,7 +244,7 @@ def test_long_poll_is_no_fault(make: Callable[..., Queue]) -> None:
     now[0] += 36
     assert pulse.faults() == []
     now[0] += 60
-    assert pulse.faults() == ["the poller of q has not turned for 96 s"]
+    assert pulse.faults() == ["the poller of q has completed no turn for 96 s"]
 
 
 def test_no_thread_left(make: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch) -> None:

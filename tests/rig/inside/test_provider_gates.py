@@ -46,7 +46,7 @@ QUEUE = Queue("http://sqs/1/mail", visibility_timeout_seconds=30)
 
 
 class Port:
-    """Takes the calls about one queue, and records those that change visibility."""
+    """Takes the calls about one queue, and records each call that changes visibility."""
 
     def __init__(self) -> None:
         self.batches: list[list[tuple[str, int]]] = []
@@ -62,7 +62,7 @@ class Port:
 
 
 class Scene:
-    """A worker's keeper and gates without threads: the test lets time pass."""
+    """A worker's keeper and gates without threads. The test lets time pass."""
 
     def __init__(self, *, room: int = 100, **options: Any) -> None:
         self.now, self.port = 1000.0, Port()
@@ -296,7 +296,7 @@ def test_hold_for_other_reason() -> None:
 
 
 def test_hidden_message_is_small() -> None:
-    """A hidden message keeps neither its body nor its request in memory."""
+    """While a message is hidden, the worker does not keep its body and its request in memory."""
     scene = Scene()
     scene.outage()
     lease = scene.lease("m")
@@ -311,7 +311,7 @@ def test_hand_over_at_stop(
 ) -> None:
     """A worker that stops lets the messages that it has hidden come back soon.
 
-    Messages whose next receive is the last stay hidden.
+    A message stays hidden if its next receive is the last that its queue allows.
     """
     caplog.set_level("INFO")
     scene = Scene()
@@ -330,7 +330,7 @@ def test_hand_over_at_stop(
 
 
 def test_providers_share_room() -> None:
-    """Recovering providers share the worker's room.
+    """Recovering providers share the number of messages that the worker may recall.
 
     A recovery does not hold up the probe of another provider.
     """
@@ -491,7 +491,7 @@ def test_slot_is_passed_on(how: str) -> None:
 
 @pytest.mark.parametrize(("seconds", "keeps"), [(0.5, False), (2.0, True)])
 def test_place_in_the_window(seconds: float, *, keeps: bool) -> None:
-    """A message keeps its place in the window if another one waits for a process for long."""
+    """A message in line keeps its place in the window while other messages lack a process."""
     scene = Scene(provider=Provider("mail", rate=1.0))
     paced(scene, "a")
     step(scene)
@@ -526,9 +526,9 @@ def test_last_receive_waits_in_line() -> None:
 
 
 def test_slot_after_budget() -> None:
-    """If a message's slot comes after the end of its ``retry_for``, it is hidden until just before.
+    """If a message's slot is after the end of its ``retry_for``, it is hidden until shortly before.
 
-    At its next receive, it waits in line for its slot.
+    At its next receive, the message waits in line for its slot.
     """
     scene = Scene(provider=Provider("mail", rate="1/m"), retry_for=300.0)
     now = time.time()
@@ -544,7 +544,7 @@ def test_slot_after_budget() -> None:
 
 
 def test_rate_after_budget() -> None:
-    """The worker also keeps to the rate for messages whose ``retry_for`` is over.
+    """The worker also keeps to the rate for messages after the end of their ``retry_for``.
 
     If all workers were stopped for a long time, such messages still run once.
     """
@@ -559,7 +559,7 @@ def test_rate_after_budget() -> None:
 def test_slower_of_two_rates(rate: str, starts: int) -> None:
     """A message starts at the slower of the agreed rate and the rate of the recovery.
 
-    A provider that recovers takes one call a second at first, and it may agree to less.
+    A provider that recovers takes one call a second at first. The agreed rate may be lower.
     """
     scene = Scene(provider=Provider("mail", rate=rate))
     scene.outage()
@@ -706,7 +706,7 @@ def test_tenant_in_events() -> None:
 
 
 def test_tenants_are_bounded() -> None:
-    """The worker limits the number of tenants' gates, and keeps those with failures."""
+    """The worker limits the number of tenants' gates, and keeps the gates with failures."""
     scene = Scene()
     provider = Provider("mail", key="account")
     failing = scene.gates.of(provider, "failing")
@@ -755,7 +755,7 @@ def test_tasks_share_gate() -> None:
 
 @pytest.mark.parametrize("value", ["", 5, [], object()])
 def test_invalid_provider(value: object) -> None:
-    """An option refuses a provider that is neither a name nor a ``Provider``."""
+    """Options refuse a provider that is not a name or a ``Provider``."""
     with pytest.raises(InvalidOption, match="provider"):
         Options(provider=value)
 

@@ -1,6 +1,7 @@
 """The pacer, which starts messages of a provider with a rate, each at its slot.
 
-Workers agree on the slots through the store. No message waits for a store that is away or slow.
+A slot is a time at which one call may begin. Workers get slots from a store that they share. No
+message waits for a store that is away or slow.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Scene:
     def __init__(self) -> None:
         self.now, self.store = 100.0, Store(self)
         self.pacer = Pacer(lambda: self.now, threading.RLock(), lambda: None)
-        self.pacer._threads = [None, None]  # type: ignore[list-item]  # none is started
+        self.pacer._threads = [None, None]  # type: ignore[list-item]  # no thread is started
         self.began: list[float] = []
 
     def line(self, messages: int) -> Pace:
@@ -133,7 +134,7 @@ def test_slow_store_is_away() -> None:
 
 
 def test_own_share_hides_more() -> None:
-    """While the store is away, the worker hides messages beyond its own share of the rate."""
+    """While the store is away, the worker hides messages that its own share cannot start soon."""
     scene = Scene()
     pace = scene.line(300)  # 30 s at the rate of the fleet, and 300 s at a tenth of it
     scene.step()  # the second thread hangs, because the test does not call answer()
@@ -155,9 +156,9 @@ def test_full_line_asks_rarely() -> None:
 
 
 def test_few_start_in_a_full_pool() -> None:
-    """While no task begins, the worker starts only the calls of a fifth of a second.
+    """While the pool is full, the worker hands it only the calls of a fifth of a second.
 
-    All of them begin at once when the pool is free again.
+    All of these calls begin together when the pool is free again.
     """
     scene, pace, started = Scene(), make_pace(30.0), list[float]()
     for _ in range(300):
@@ -190,7 +191,10 @@ def _no_thread(thread: object) -> None:
 
 
 def test_no_thread_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the pacer cannot start its threads, it tries again at the next message, and loses none."""
+    """If the pacer cannot start its threads, it tries again at the next message.
+
+    No message is lost.
+    """
     pacer, pace, started = real_pacer(), make_pace(1e6), threading.Semaphore(0)
     with monkeypatch.context() as patched:
         patched.setattr("threading.Thread.start", _no_thread)

@@ -183,7 +183,7 @@ def test_delay_too_long() -> None:
     assert table.now < table.next_at() <= lease.visible_at
 
 
-# One batch of dead letters becomes two calls to SQS if it is too long for one
+# One batch of dead letters becomes two calls to SQS if it is too long for one call
 
 
 def settle_as_dead_letters(count):
@@ -194,7 +194,7 @@ def settle_as_dead_letters(count):
 
 
 def take_sends(table, now):
-    """Make the calls that are due, and return those that send dead letters without making them."""
+    """Take the calls that are due. Return the sends of dead letters, and make the other calls."""
     table.now, calls = now, []
     while (call := table.next_call()) is not None:
         if call.lane.operation is Operation.SEND:
@@ -239,7 +239,7 @@ def test_second_send_throttled() -> None:
 
 
 def test_late_delete_in_doubt() -> None:
-    """If SQS refuses the handle when a delete is repeated late, the delete counts as failed.
+    """If SQS refuses the receipt handle in a late repetition of a delete, the delete has failed.
 
     Another worker may have the message by then.
     """
@@ -346,7 +346,7 @@ def test_callers_of_change_visibility():
     }
 
 
-# Hidden messages
+# Hidden messages. To bring a message forward is to let SQS show it before its delay is over
 
 
 def hidden_table(count):
@@ -373,7 +373,7 @@ def test_calls_while_hidden():
 
 @pytest.mark.parametrize(("due_at", "seconds"), [(100.0, 0), (190.0, 90)])
 def test_bring_forward(due_at, seconds):
-    """The table brings a hidden message forward once, to the time at which it is due."""
+    """The table brings a hidden message forward once, to the time that the caller gives."""
     table, hidden, leases = hidden_table(2)
     table.now = 100.0
     for _ in range(2):
@@ -400,7 +400,7 @@ def test_bring_forward_while_failing():
 def test_bring_forward_after_failure():
     """If a failed call is not repeated, the table brings only one message forward for a minute.
 
-    No further call about visibility is due, so none can show that SQS works again.
+    No further call about visibility is due, so no call can show that SQS works again.
     """
     table, _, _ = hidden_table(1)
     lease = table.receive("held", "h")
@@ -415,7 +415,7 @@ def test_bring_forward_after_failure():
 
 
 def test_not_before():
-    """The search for hidden messages skips those that must not run yet. It looks once at each."""
+    """The search for hidden messages does not even look at messages that must not run yet."""
     hidden = Hidden()
     for n in range(100):
         hidden.add(n, 900.0, Recall(hidden, not_before=500.0), 0.0)
@@ -426,7 +426,7 @@ def test_not_before():
 
 
 def test_furthest_first():
-    """The message that is hidden longest comes forward first. The table remembers a few of them."""
+    """The message that is hidden longest comes forward first. The table keeps at most ``most``."""
     hidden = Hidden(most=3)
     recall = Recall(hidden)
     for n in (2, 1, 3, 4):

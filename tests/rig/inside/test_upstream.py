@@ -139,7 +139,7 @@ def test_receive_ourselves():
 
 @pytest.mark.parametrize("no_ack", [False, True])
 def test_no_ack(no_ack):
-    """kombu neither keeps nor deletes a message.
+    """kombu does not keep or delete a message.
 
     When the channel closes, kombu would send a copy of each message that it keeps.
     """
@@ -174,7 +174,7 @@ def test_declare_without_asking():
 def test_task_not_started(is_ours, fits, ran):
     """If a task does not start, the guard tells Celery that a process is free.
 
-    Celery counts its free processes, and would otherwise count one too few.
+    Otherwise Celery would count one free process too few.
     """
     freed, started, refused = [], [], []
     controller = SimpleNamespace(
@@ -190,7 +190,7 @@ def test_task_not_started(is_ours, fits, ran):
 
 
 class Pool:
-    """A stand-in for the prefork pool. Its flush forgets all jobs."""
+    """A stand-in for Celery's prefork pool, with the jobs that billiard's pool keeps in a cache."""
 
     def __init__(self, jobs):
         self._pool = SimpleNamespace(_cache=jobs)
@@ -211,7 +211,7 @@ def job(*, accepted, ready=False, process=None):
 def test_tasks_of_processes(close):
     """When Celery's consumer closes, the pool does not forget the tasks that its processes have.
 
-    Otherwise nobody would read their results, and the tasks would run again.
+    Otherwise the worker would not read their results, and the tasks would run again.
     """
     jobs = {
         "running": job(accepted=True, process="p"),

@@ -84,7 +84,7 @@ def test_multiplier_of_one(held: int, free: int) -> None:
 def work(
     throughput: Throughput, *, now: float, call: float, each: float, messages: int = 50
 ) -> float:
-    """Report a full batch after ``call`` seconds, whose messages take ``each`` seconds each."""
+    """Report a full batch after ``call`` seconds, and its tasks, each of ``each`` seconds."""
     now += call
     throughput.responded(now, call, full=True)
     for left in reversed(range(messages)):
@@ -153,7 +153,7 @@ def test_settlements_behind(caplog: pytest.LogCaptureFixture) -> None:
         waiting[0] = 1_001
         for now[0] in (start, start + 9.0):
             assert window.is_behind(URL)
-        line = "sqs_backoff.settling_behind: queue q: SQS has not confirmed 1001 settled"
+        line = "sqs_backoff.settling_behind: queue q: SQS has not confirmed the deletes"
         logged = caplog.text.count(line)
         assert logged == start / 100.0
         for now[0] in (start + 10.0, start + 11.0):

@@ -539,7 +539,7 @@ def test_queue_not_checked():
     [found] = examine(replace(WELL, app=app, are_all=True))
     assert (found.id, found.subject) == ("W036", "bulk")
     assert found.evidence == (
-        "shop.mail_0 and 2 more go there unless its caller names another; checked: mails"
+        "shop.mail_0 and 2 more go to this queue, unless a caller names another; checked: mails"
     )
     assert "-Q bulk" in found.fix.text
     assert examine(replace(WELL, app=app)) == [], "queues that the user names are chosen on purpose"

@@ -123,7 +123,7 @@ def test_many_providers():
     status = Status(queues=[], providers=paused, workers=1)
     _, _, _, *rows, more = render(status).splitlines()
     assert [row.split()[0] for row in rows] == [f"shop[{n}]" for n in range(99, 94, -1)]
-    assert more == "95 more are paused or recovering: 4465 messages wait for them"
+    assert more == "95 more providers are not ok: 4465 messages wait for them"
 
 
 def said(*queues: QueueStatus, workers: int | None) -> str:
@@ -135,10 +135,10 @@ def test_unknown_is_explained():
     """The status explains why a number is unknown."""
     known = QueueStatus(name="mails", ready=0, delayed=0, in_flight=3, known=QueueNow(running=3))
     other = QueueStatus(name="bulk", ready=0, delayed=0, in_flight=3)
-    assert "? is not known: no worker of bulk has written" in said(known, other, workers=1)
-    assert "? is not known: no worker has written" in said(other, workers=0)
-    assert "? is not known: no store" in said(other, workers=None)
-    assert "is not known" not in said(known, workers=1)
+    assert "? means not known: no worker of bulk has reported" in said(known, other, workers=1)
+    assert "? means not known: no worker has reported" in said(other, workers=0)
+    assert "? means not known: no store" in said(other, workers=None)
+    assert "not known" not in said(known, workers=1)
 
 
 @pytest.mark.parametrize("messages", [0, 1])
@@ -149,7 +149,7 @@ def test_queue_without_workers(messages):
     for _ in range(messages):
         sqs.send_message(QueueUrl=url, MessageBody="{}")
     status = read_status("mails", url, lambda url: Calls(sqs, url))
-    assert ("no worker has written" in said(status, workers=0)) == bool(messages)
+    assert ("no worker has reported" in said(status, workers=0)) == bool(messages)
 
 
 def test_empty_queue():

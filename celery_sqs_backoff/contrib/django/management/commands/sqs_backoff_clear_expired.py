@@ -1,6 +1,6 @@
-"""Delete the records that have ended from the store ``"django://"``.
+"""Delete expired records in the store ``"django://"``.
 
-Run it daily, like ``clearsessions``.
+Run this command daily, like ``clearsessions``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from ...project import project_app
 
 
 class Command(BaseCommand):  # type: ignore[misc]
-    help = "Delete the records of guards, locks, steps and others that have ended."
+    help = "Delete expired records of guards, locks, steps and workflows from the database."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--database", help="alias in DATABASES. Default: the store's")
+        parser.add_argument(
+            "--database", help="alias in DATABASES. Default: the alias of the app's store"
+        )
 
     def handle(self, *args: Any, database: str | None, **options: Any) -> None:
         try:
@@ -37,5 +39,5 @@ class Command(BaseCommand):  # type: ignore[misc]
         try:
             removed = store.remove_expired()
         except StoreUnavailable as exc:
-            raise CommandError(f"not all ended records are removed: {exc}") from exc
+            raise CommandError(f"not all expired records were removed: {exc}") from exc
         self.stdout.write(f"{removed} removed")

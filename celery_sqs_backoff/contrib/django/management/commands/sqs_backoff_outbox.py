@@ -1,4 +1,4 @@
-"""Send the durable calls that are still in the outbox. Run it about once a minute."""
+"""Send the durable calls that are still in the outbox. Run this command about once a minute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...project import project_app
 
 
 class Command(BaseCommand):  # type: ignore[misc]
-    help = "Send durable calls of tasks that a crash or a broker outage has left unsent."
+    help = "Send durable calls that were not sent because of a crash or a broker outage."
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
