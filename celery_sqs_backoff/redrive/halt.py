@@ -99,13 +99,13 @@ def must_end(ledger: Ledger, halt: Halt) -> bool:
 
 
 def carry_out(
-    work: Callable[[], int], ledger: Ledger, halt: Halt, *, messages: int
+    work: Callable[[], int], ledger: Ledger, halt: Halt, *, estimate: Callable[[], int]
 ) -> RedriveReport:
     """Do the work of a run, and emit ``Finished`` even if the work raises an exception.
 
     Arguments:
         work: returns how many messages remain in the source.
-        messages: number of messages in the source at the start.
+        estimate: returns about how many messages remain. It is called if ``work`` raises.
     """
 
     def report_end(remaining: int) -> RedriveReport:
@@ -121,11 +121,14 @@ def carry_out(
         # End without further calls. SQS shows the received messages again when their visibility
         # timeouts end. In the command ``celery sqs-redrive``, the first signal only sets ``stop``,
         # so a KeyboardInterrupt comes from the second signal.
-        is_signal = isinstance(exc, KeyboardInterrupt)
-        halt.ended = Ended.INTERRUPTED
-        halt.detail = "by a second signal" if is_signal else type(exc).__name__
+        if isinstance(exc, Exception):
+            halt.fail(exc)
+        else:
+            is_signal = isinstance(exc, KeyboardInterrupt)
+            halt.ended = Ended.INTERRUPTED
+            halt.detail = "by a second signal" if is_signal else type(exc).__name__
         ledger.name_unanswered()
-        report_end(max(0, messages - ledger.deleted))
+        report_end(estimate())
         ledger.emit.finish(is_interrupted=True)
         raise
     ledger.emit.finish()

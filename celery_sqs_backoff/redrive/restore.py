@@ -65,7 +65,7 @@ class Restore:
     ) -> None:
         self._queue, self._route, self._options = route.source, route, options
         self._archive, self._journal = archive, journal
-        self._halt = Halt(stop, clock, now)
+        self._halt, self._stop = Halt(stop, clock, now), stop
         self._ledger = Ledger(journal, on_event, clock, float("inf"))
         to = Route(self._queue, fixed=self._queue)
         self._sender = _PutBack(to, self._ledger, self._halt, Throttle(None), options)
@@ -78,7 +78,7 @@ class Restore:
             RedriveRefused: the archive is damaged, or of another queue. No message was sent.
         """
         self._messages = self._count()
-        return carry_out(self._work, self._ledger, self._halt, messages=0)
+        return carry_out(self._work, self._ledger, self._halt, estimate=lambda: self._ledger.sent)
 
     def _work(self) -> int:
         ledger, journal = self._ledger, self._journal
@@ -141,8 +141,11 @@ class Restore:
             RedriveOptions(),
             None,
             copy=lambda messages, _: found.update(m.restored_id for m in messages),
+            stop=self._stop,
             now=self._halt.now,
         )
+        if self._halt.is_set:
+            return
         absent = doubted - found
         if not self._options.include_unknown:
             is_whole = plan.looked_at >= plan.messages

@@ -121,7 +121,7 @@ class RedriveRun:
             RedriveUnreachable: SQS did not answer the first call, or denied it.
         """
         self._messages = self._source.depth()
-        return carry_out(self._work, self.ledger, self._halt, messages=self._messages)
+        return carry_out(self._work, self.ledger, self._halt, estimate=self._estimate_remaining)
 
     def _work(self) -> int:
         if why := self._gate.why_closed():
@@ -138,10 +138,13 @@ class RedriveRun:
         self._sweep.must_end()
         if self._halt.ended not in (Ended.UNREACHABLE, Ended.FAILED, Ended.ERROR):
             self.ledger.end()
-        remaining = self._source.depth_or(max(0, self._messages - self.ledger.deleted))
+        remaining = self._source.depth_or(self._estimate_remaining())
         self.ledger.emit(self._progress())
         self._sweep.must_end()
         return remaining
+
+    def _estimate_remaining(self) -> int:
+        return max(0, self._messages - self.ledger.deleted)
 
     def _look_through(self) -> None:
         ledger, journal, threads = self.ledger, self._journal, self._threads()

@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 from botocore.exceptions import ReadTimeoutError
 
-from celery_sqs_backoff.redrive import Ended, RedriveRefused
-from celery_sqs_backoff.redrive.events import InDoubt
+from celery_sqs_backoff.redrive import Ended, RedriveRefused, RedriveUnreachable
+from celery_sqs_backoff.redrive.events import Finished, InDoubt
 from celery_sqs_backoff.redrive.files import Archive, read_archive
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
 from tests.support.fake_sqs import Fault
@@ -76,6 +76,34 @@ def test_doubt_remains(world, tmp_path):
     assert (report.sent, report.in_doubt) == (2, 10)
     assert [len(e.ids) for e in world.events if isinstance(e, InDoubt)] == [10]
     assert world.restore(tmp_path / "a", include_unknown=True).sent == 10
+
+
+def test_look_denied(world, tmp_path):
+    """If SQS denies the look for messages in doubt, the restore reports why it ended."""
+    archive_messages(world, tmp_path / "a", 12)
+    world.sqs.faults.append(Fault(SEND, ReadTimeoutError(endpoint_url="x")))
+    world.sqs.faults.append(Fault("ReceiveMessage", "AccessDenied"))
+    with pytest.raises(RedriveUnreachable):
+        world.restore(tmp_path / "a")
+    report = next(event.report for event in world.events if isinstance(event, Finished))
+    assert (report.ended, report.sent, report.remaining) == (Ended.UNREACHABLE, 2, 2)
+
+
+def test_stop_during_look(world, tmp_path):
+    """A stop also ends the look for messages in doubt. They stay in doubt."""
+    archive_messages(world, tmp_path / "a", 12)
+    world.fill(*(f"other {n}" for n in range(100)))
+    world.sqs.faults.append(Fault(SEND, ReadTimeoutError(endpoint_url="x")))
+    before = world.calls["receive_message"]
+
+    def stop_in_look():
+        if world.calls["receive_message"] == before + 2:
+            world.stop.set()
+
+    world.before_step = stop_in_look
+    report = world.restore(tmp_path / "a", include_unknown=True)
+    assert (report.ended, report.sent, report.in_doubt) == (Ended.INTERRUPTED, 2, 10)
+    assert world.calls["receive_message"] <= before + 3
 
 
 def test_attributes_and_record(world, tmp_path):
