@@ -95,10 +95,12 @@ def free(records: Records, entry: Entry) -> bool:
 
 def kept_steps(entry: Entry) -> list[str]:
     """Return the names of the steps that stay done when ``free`` frees an undone workflow."""
-    if entry.kind != "workflow" or entry.record is None or entry.state == OPEN:
+    if entry.kind != "workflow" or entry.record is None:
         return []
-    steps = entry.record.fields["steps"].items()
-    return [name for name, step in steps if step.get("undo") is None]
+    fields = entry.record.fields
+    if fields["state"] == OPEN:
+        return []
+    return [name for name, step in fields["steps"].items() if step.get("undo") is None]
 
 
 def _entries(records: Records, shown: str, kind: str, name: str) -> list[Entry]:

@@ -235,6 +235,22 @@ def test_free_keeps_step(app):
     assert len({account, release, released_again}) == 3
 
 
+def test_free_ended_workflow(app):
+    """If a workflow has ended, ``free`` deletes all its steps, and names none as kept."""
+    app.conf.task_always_eager = True
+
+    @app.task(base=WorkflowTask, bind=True, name="open_account")
+    def open_account(self):
+        with self.workflow("order:9") as order:
+            order.step("account", lambda: None)
+
+    open_account.apply(task_id="message")
+    freed = run(app, "free", "order:9", "--kind", "workflow", "--yes")
+    assert freed.exit_code == safe.DONE
+    assert "kept" not in freed.stderr
+    assert "account" not in run(app, "list", "order:9").stdout
+
+
 def test_free_closing_workflow(app):
     """If a workflow is just being undone, ``free`` warns and names the task that undoes it."""
     Document(records_of(app), "scope", "order:7").update(lambda _: {"state": CLOSING})
