@@ -14,6 +14,7 @@ from tempfile import gettempdir
 from typing import Any, Final
 from uuid import uuid4
 
+from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_logger
 
 from ..provider.gate import RECOVERY_LOOK_SECONDS
@@ -250,11 +251,17 @@ def name_among_workers(consumer: Any) -> str:
     return f"{consumer.hostname} {os.getpid()} {_MARK}"
 
 
-def _bounded_wait(seconds: object) -> int:
-    """Return the setting ``wait_time_seconds`` in seconds, limited to 0 to 20.
+def _bounded_wait(seconds: Any) -> int:
+    """Return the setting ``wait_time_seconds`` in seconds, limited to 0 to 20. Default 20.
 
-    If the setting is missing, or of another type than a number or a string, return 20.
+    Raises:
+        ImproperlyConfigured: the setting is not a number.
     """
-    if not isinstance(seconds, int | float | str):
+    if seconds is None:
         return MAX_WAIT_TIME_SECONDS
-    return max(0, min(MAX_WAIT_TIME_SECONDS, int(seconds)))
+    try:
+        return int(max(0.0, min(MAX_WAIT_TIME_SECONDS, float(seconds))))
+    except (TypeError, ValueError):
+        raise ImproperlyConfigured(
+            f"invalid wait_time_seconds {seconds!r}: expected a number from 0 to 20"
+        ) from None

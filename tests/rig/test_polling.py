@@ -6,6 +6,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+from celery.exceptions import ImproperlyConfigured
 
 from . import Rig
 from .test_receiving import due_in, envelope, returns, send_raw
@@ -70,6 +71,15 @@ def test_wait_time_set(seconds):
     with Rig(broker_transport_options={"wait_time_seconds": seconds}) as rig:
         started(rig)
         assert asked(rig) == [(4, min(seconds, 20))]
+
+
+def test_invalid_wait_time():
+    """If ``wait_time_seconds`` is not a number, the worker's start names the setting."""
+    with (
+        Rig(broker_transport_options={"wait_time_seconds": "soon"}) as rig,
+        pytest.raises(ImproperlyConfigured, match="invalid wait_time_seconds 'soon'"),
+    ):
+        started(rig)
 
 
 def test_quota_in_flight():
@@ -344,9 +354,9 @@ def test_consumer_cancelled(rig):
 
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 def test_connection_lost_at_delivery(rig):
-    """If the connection breaks while Celery takes a message, the message is given back first.
+    """If the connection breaks while Celery takes a message, the worker gives the message back.
 
-    It runs when it is received again.
+    The task runs when the worker receives the message again.
     """
     worker = started(rig)
     strategy = worker.celery.strategies["mail"]
@@ -369,9 +379,9 @@ def test_connection_lost_at_delivery(rig):
 @pytest.mark.parametrize("is_reset", [False, True], ids=["once", "until it is reset"])
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 def test_event_loop_refuses(rig, is_reset):
-    """If Celery's event loop refuses a message, the worker does not hold it. It comes back later.
+    """If Celery's event loop refuses a message, the worker does not hold the message.
 
-    The next messages run.
+    SQS delivers the message again later. The next messages run.
     """
     worker = started(rig)
     refused = rig.send()
@@ -420,7 +430,7 @@ def test_eta_leaves_place(rig, pool):
 
 
 def test_lost_in_the_queue(rig):
-    """A message whose lease is lost while it waits for a process takes no place any more."""
+    """A waiting message that loses its lease frees its place in the prefetch window."""
     rig.queue(VisibilityTimeout="10")
     worker = started(rig, pool="solo")
     messages = [rig.send() for _ in range(2)]
