@@ -280,10 +280,8 @@ def options_from_autoretry(task: Any) -> dict[str, Any]:
     }
     if backoff := getattr(task, "retry_backoff", False):
         shape = FullJitter if getattr(task, "retry_jitter", True) else Exponential
-        base = int(max(1.0, backoff))
-        options["backoff"] = shape(
-            base=base, cap=max(base, getattr(task, "retry_backoff_max", 600))
-        )
+        cap = max(1, getattr(task, "retry_backoff_max", 600))
+        options["backoff"] = shape(base=min(int(max(1.0, backoff)), cap), cap=cap)
     else:
         options["backoff"] = Schedule([kwargs.get("countdown", task.default_retry_delay)])
     if "max_retries" in kwargs:

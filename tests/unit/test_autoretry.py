@@ -33,7 +33,7 @@ def test_dont_autoretry_for():
         ({"retry_backoff": 4, "retry_backoff_max": 60}, FullJitter(base=4, cap=60)),
         ({"retry_backoff": 4, "retry_jitter": False}, Exponential(base=4, cap=600)),
         ({"retry_backoff": 0.5}, FullJitter(base=1, cap=600)),
-        ({"retry_backoff": 700}, FullJitter(base=700, cap=700)),
+        ({"retry_backoff": 700}, FullJitter(base=600, cap=600)),
         ({"backoff": Schedule([3]), "retry_backoff": True}, Schedule([3])),
     ],
     ids=repr,
