@@ -232,6 +232,8 @@ def running_provider_proxy(upstream: str) -> Iterator[ProviderProxy]:
 
     class Handler(BaseHTTPRequestHandler):
         def handle_any(self) -> None:
+            if "Transfer-Encoding" in self.headers:  # the proxy does not read chunks
+                return self.send_error(HTTPStatus.LENGTH_REQUIRED)
             sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             request = ProviderRequest(self.command, self.path, self.headers, sent)
             if (answer := proxy._answer_to(request)) is None:

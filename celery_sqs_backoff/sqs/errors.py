@@ -151,6 +151,7 @@ KINDS: Mapping[str, Kind] = {
             " UnrecognizedClientException CredentialRetrievalError MetadataRetrievalError"
             " TokenRetrievalError RefreshWithMFAUnsupportedError"
         ),
+        Kind.CREDENTIALS_LATE: "CredentialsNotRenewed",
         Kind.DENIED: (
             "AccessDenied AccessDeniedException AuthFailure DisabledException IncompleteSignature"
             " InvalidKeyUsageException InvalidSignatureException InvalidStateException"

@@ -113,6 +113,13 @@ def test_no_body(proxy):
     assert requests.delete(f"{proxy.url}/charges/a", timeout=5).status_code == 204
 
 
+def test_body_of_unknown_length(proxy, payments):
+    """The proxy refuses a request that does not give the length of its body (status 411)."""
+    chunks = iter([b'{"amount":', b" 10}"])
+    assert requests.post(f"{proxy.url}/charges", data=chunks, timeout=5).status_code == 411
+    assert (payments.charged, proxy.exchanges) == ({}, [])
+
+
 def test_path_of_provider(payments):
     """If the provider's URL has a path, the proxy puts it before the path of the request."""
     with running_provider_proxy(f"{payments.url}/v1/") as proxy:

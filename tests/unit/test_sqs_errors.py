@@ -181,6 +181,7 @@ def test_legacy_error_code(shape, code, kind):
         ("ReadTimeoutError", "Try again"),
         ("ExpiredToken", "Renew the credentials"),
         ("CredentialRetrievalError", "Renew the credentials"),
+        ("CredentialsNotRenewed (AccessDenied)", "source of the credentials"),
         ("AccessDenied (ListQueues)", "Allow the call"),
         ("QueueDoesNotExist", "queue's name"),
         ("NotInPredefinedQueues", "predefined_queues"),
