@@ -43,8 +43,8 @@ class _Package(ModuleType):
     """The class of this module. It imports the function ``redrive`` and boto3 only on first use.
 
     Tasks do not need the function or boto3. A ``__getattr__`` of the module would not suffice,
-    because Python calls it only for a missing attribute. When the subpackage ``redrive`` is
-    imported, Python sets the attribute ``redrive`` to the subpackage.
+    because Python calls it only for a missing attribute. The attribute ``redrive`` is not missing
+    once the subpackage ``redrive`` is imported. Python has then set it to the subpackage.
     """
 
     @property

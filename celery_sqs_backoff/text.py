@@ -26,8 +26,8 @@ _MAX_BITS = 128
 #: Deepest nesting that is accepted in JSON. Python's own limit depends on its version.
 _MAX_JSON_DEPTH = 500
 
-#: Largest number of digits to parse, because counts and times have fewer. Python's time to parse an
-#: integer grows with the square of the number of digits.
+#: An integer with more digits is read as infinity. Counts and times have fewer, and Python's time
+#: to parse an integer grows with the square of its length.
 _MAX_DIGITS = 20
 
 

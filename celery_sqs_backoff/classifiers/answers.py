@@ -165,10 +165,11 @@ def read_asked_seconds(headers: object, *, now: float) -> float | None:
 def may_have_acted(response: Any) -> bool:
     """Return whether the server may have processed the request before it sent this answer.
 
-    Call this for an answer after which the HTTP client sent another request. A server may process a
-    request and then answer with a redirect. But 307 and 308 ask the client to repeat the request
-    elsewhere, so it was not processed (RFC 9110, 15.4.8 and 15.4.9). An answer that is no redirect
-    refuses the request, such as a 401 that asks for digest authentication.
+    Call this only for an answer after which the HTTP client sent another request. Such an answer
+    has one of three meanings. After a redirect, the server may have processed the request. The
+    redirects 307 and 308 ask the client to repeat the request elsewhere, so it was not processed
+    (RFC 9110, 15.4.8 and 15.4.9). Any other answer has refused the request, for example a 401 that
+    asks for digest authentication.
     """
     return _status(response) in range(300, 400) and _status(response) not in (307, 308)
 

@@ -138,9 +138,9 @@ class Shell:
         For a restore, only ask. If there are messages with outcome UNKNOWN, ask whether to send
         them, too. Keep the answer in the option ``include_unknown``.
 
-        With ``--yes``, ask nothing, and print no plan. With ``--yes`` and ``--rate``, but without
-        ``--delete`` and ``--force``, still look. Refuse the run if SQS would delete messages before
-        they can be sent.
+        With ``--yes``, ask nothing, and print no plan. If there is also a ``--rate``, still look:
+        at this rate, SQS may delete messages before they can be sent. Then refuse the run. Do not
+        look if ``--delete`` or ``--force`` is given.
 
         Arguments:
             is_answered: whether ``--yes`` was given.

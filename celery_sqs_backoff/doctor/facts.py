@@ -177,7 +177,7 @@ class ProjectFacts:
     queues: tuple[QueueFacts, ...] = ()
     #: Whether ``queues`` has all queues of the app. False if the operator has named some (``-Q``).
     are_all: bool = False
-    #: Name of the broker if it is not SQS, so that no queue was read. ``None`` = SQS.
+    #: Name of the broker if it is not SQS. Then no queue was read. ``None`` = SQS.
     other_broker: str | None = None
 
     @property

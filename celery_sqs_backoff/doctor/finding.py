@@ -70,7 +70,8 @@ class Rule:
         id: ``E`` (error), ``W`` (warning) or ``I`` (info), and a number that no other rule ever
             gets.
         title: the fault, in a few words.
-        why: the text of ``--explain``. It says why the fault matters and where numbers come from.
+        why: the text of ``--explain``. It says why the fault matters, and gives the source of each
+            number that it quotes.
         ask: returns a report for each subject that has the fault.
         is_live: whether the rule needs facts from SQS or a store.
     """

@@ -14,7 +14,8 @@ from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
 
 DRAWS = 200
 
-#: Most delays to draw for a queue. Workers estimate at their start, so it must not take long.
+#: How many delays to draw for a queue at most. Workers estimate at their start, so it must not take
+#: long.
 _MOST_DELAYS = 10_000
 
 _SEED = 0

@@ -19,7 +19,8 @@ from ..text import error_site
 
 logger = logging.getLogger(__name__)
 
-#: Events use this name for every task that is not registered, because senders can invent names.
+#: Events use this name for every task that is not registered. Senders can invent names, and each
+#: name would add a time series to the metrics.
 UNKNOWN_TASK: Final = "unknown"
 
 

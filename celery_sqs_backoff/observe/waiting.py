@@ -69,7 +69,7 @@ class Waiting:
             return {*self._entries, *self._dead_letters}
 
     def now(self, queue: str) -> QueueNow:
-        """Return how many messages of a queue are hidden, their times, and its dead letters."""
+        """Count the hidden messages and dead letters of a queue, and find the oldest message."""
         with self._lock:
             now = self._clock()
             hidden = [event for due, event in self._entries[queue].values() if due > now]

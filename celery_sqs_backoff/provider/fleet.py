@@ -110,7 +110,7 @@ class FleetSlots:
 
         Arguments:
             slots: the number of slots that the worker wants.
-            holds: for each message to hide, the most seconds that it may be hidden.
+            holds: for each message to hide, the longest time in seconds that it may be hidden.
             is_back: whether this is the worker's first call since the store was away.
 
         Raises:

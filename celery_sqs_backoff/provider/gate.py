@@ -182,7 +182,8 @@ class ProviderGate:
         """Return how many of the waiting messages have their turn now, oldest first.
 
         While the gate is RECOVERING, each of these messages takes a token. In the other states, all
-        waiting messages have their turn. While the gate is OPEN, ``begins`` then refuses them.
+        waiting messages have their turn. The caller must ask :meth:`begins` for each of them, which
+        refuses them while the gate is OPEN.
         """
         if self.state is not GateState.RECOVERING:
             return waiting
@@ -260,7 +261,7 @@ class ProviderGate:
 
         Arguments:
             now: seconds.
-            room: most messages to bring forward.
+            room: bring forward at most this number of messages.
             waiting: the number of messages that wait in the worker for their turn.
         """
         if self.state is GateState.OPEN:

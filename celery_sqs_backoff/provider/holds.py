@@ -57,7 +57,7 @@ class Message:
     Attributes:
         id: the message ID of SQS.
         receives: SQS's count of its receives, including the current receive.
-        longest: most seconds that it may be hidden. At 0 or less it must not be hidden.
+        longest: longest time in seconds that it may be hidden. At 0 or less it must not be hidden.
         policy_longest: the longest delay of its policy, in seconds. Early in an outage, the message
             is hidden for about this time, but at most half an hour.
         own_delay: a delay in seconds, drawn from its policy. It sets the hold of a message

@@ -37,8 +37,8 @@ AHEAD_SECONDS = 1.0
 NEW_SECONDS = 2.0
 RETURNED_SECONDS = 10.0
 
-#: Hidden messages return a little less often than slots come. The other slots are for messages that
-#: return late, and for new messages.
+#: Hidden messages get return times for only this share of the slots. The other 3 % are for messages
+#: that return late, and for new messages.
 RETURN_SHARE = 0.97
 
 #: A call may begin up to this many seconds after its slot. If the process pauses for longer, the
@@ -75,7 +75,7 @@ class Times:
         time stays free for another message.
 
         Arguments:
-            holds: for each message, the most seconds that it may be hidden.
+            holds: for each message, the longest time in seconds that it may be hidden.
             now, rate: as for ``take_slots``.
         """
         taken = list[float | None]()

@@ -159,7 +159,8 @@ class Journal(NoJournal, JsonLines):
 
         Arguments:
             kind: ``sending``, ``sent``, ``unsent``, ``deleted``, ``gone`` or ``ended``.
-            ids: IDs of the messages. If there are no IDs, only an ``ended`` line is written.
+            ids: IDs of the messages. Without IDs, nothing is written, unless
+                ``kind`` is ``ended``.
             at: when the send began, in seconds since the epoch. For ``sending`` only.
 
         Raises:

@@ -61,12 +61,12 @@ class LedgerRow:
     """The state of one message that SQS has not deleted.
 
     Attributes:
-        handle: its newest receipt handle; ``None`` = this process does not hold it.
+        handle: its newest receipt handle; ``None`` = this process does not hold the message.
         until: time at which SQS stops hiding it, by the run's clock.
         left: why it stays in the source, such as ``Action.SKIP``; ``None`` = it is not LEFT.
         doubted_at: start of the first send that SQS did not answer, in seconds since the epoch;
-            ``None`` = the message is not in doubt. ``_doubt_late`` and ``name_unanswered`` set it
-            only to mark the message as in doubt. Then its value has no meaning.
+            ``None`` = the message is not in doubt. ``_doubt_late`` and ``name_unanswered`` only
+            mark the message as in doubt. They store an arbitrary time.
     """
 
     state: RowState

@@ -45,8 +45,8 @@ R = TypeVar("R")
 class Sweep:
     """The threads that receive messages, and the thread that renews holds.
 
-    A receive hides a message from other consumers for some seconds. This is the hold of the
-    message.
+    A receive hides a message from other consumers for some seconds. These seconds are the message's
+    *hold*.
 
     Arguments:
         handle: is called in any of the threads, with the messages of a receive that were not sent
@@ -54,8 +54,9 @@ class Sweep:
         most: returns how many messages the next receive may return; 0 = wait; ``None`` = the sweep
             is over.
         hold_seconds: seconds that a hold lasts.
-        patient_until: until this time of the run's clock, empty polls do not end the sweep, because
-            a killed run, or a receive with a lost response, may hide messages.
+        patient_until: until this time of the run's clock, an empty poll does not end the sweep. The
+            queue may still have messages, hidden by a killed run or by a receive with a lost
+            response.
     """
 
     def __init__(

@@ -41,8 +41,9 @@ from .run import RunState
 OPEN, CLOSING, CLOSED = "open", "closing", "closed"
 BEGUN, CONFIRM, DONE = "begun", "confirm", "done"
 
-#: Most steps in a record, characters in a step's name, and messages that a record lists as having
-#: entered. A record must stay under 400 KB, the largest item that DynamoDB stores.
+#: Highest number of steps in a record, of characters in a step's name, and of messages that a
+#: record lists as having entered. A record must stay under 400 KB, the largest item that DynamoDB
+#: stores.
 _MAX_STEPS, _MAX_NAME_CHARACTERS, _MAX_ENTERED = 200, 200, 50
 
 Change = Callable[[dict[str, Any]], Mapping[str, Any]]

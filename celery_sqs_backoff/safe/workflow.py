@@ -83,7 +83,8 @@ class Workflow:
 
         Raises:
             Exception: the exception that ``fn`` raised. If it proves that the step had no effect,
-                the record of the step is removed. Otherwise the next run does the step again.
+                the step counts as not begun. Otherwise it stays begun. In both cases the next run
+                does the step again.
             LockLost: the lease has ended, or another run has entered the workflow. If this happened
                 during the step, the step was done, but not recorded.
             NotDispatched: ``confirm`` could not be sent. The task is retried, and the next run

@@ -56,7 +56,7 @@ class Delivery:
     #: for its ETA, or for its provider (the service that the task calls) to recover.
     deferrals: int = 0
     #: The time at which the task could have run if its provider had been up. ``None``: this worker
-    #: has not hidden the message because of its provider.
+    #: has never had to hide the message for its provider.
     due_since: float | None = None
     #: SQS deletes the message this many seconds after ``sent_at``. ``None``: not known.
     retention_seconds: int | None = None

@@ -276,8 +276,8 @@ def _kind_of_exception(exc: BaseException) -> Kind:
     if kind is not None:
         return kind
     passed = list_functions(exc, "botocore.endpoint")
-    # The response has arrived, but is malformed. botocore raises such an error in
-    # ``_do_get_response``, and botocore 1.34 raises some in ``_send_request``.
+    # The response has arrived, but is malformed. botocore raises the error for this in
+    # ``_do_get_response``. botocore 1.34 raises some of these errors in ``_send_request``.
     if "_do_get_response" in passed or passed == {"make_request", "_send_request"}:
         return Kind.IN_DOUBT
     if isinstance(exc, _WHILE_SIGNING) and not isinstance(exc, botocore.BotoCoreError):

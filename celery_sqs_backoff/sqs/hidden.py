@@ -48,7 +48,7 @@ class Hidden(Generic[K]):
     """The hidden messages of one provider, by the end of their holds.
 
     Arguments:
-        most: the most messages to keep. SQS shows the others at the end of their holds.
+        most: how many messages to keep at most. SQS shows the others at the end of their holds.
     """
 
     def __init__(self, most: int = MOST_HIDDEN) -> None:

@@ -15,23 +15,24 @@ DEFAULT_VISIBILITY_TIMEOUT_SECONDS: Final = 30
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_ReceiveMessage.html
 MAX_WAIT_TIME_SECONDS: Final = 20
 
-#: Most entries in SendMessageBatch, DeleteMessageBatch and ChangeMessageVisibilityBatch, and most
-#: messages in one response of ReceiveMessage.
+#: Highest number of entries in SendMessageBatch, DeleteMessageBatch and
+#: ChangeMessageVisibilityBatch, and of messages in one response of ReceiveMessage.
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-messages.html
 MAX_BATCH_ENTRIES: Final = 10
 
-#: Most message attributes on one message, and most bytes of its body and attributes together. A
-#: batch may have as many bytes in all its entries together. Same page as for ``MAX_BATCH_ENTRIES``.
+#: Highest number of attributes on one message, and of bytes in its body and attributes together.
+#: All entries of a batch together may have as many bytes as one message. The source is the page for
+#: ``MAX_BATCH_ENTRIES``.
 MAX_MESSAGE_ATTRIBUTES: Final = 10
 MAX_MESSAGE_BYTES: Final = 1_048_576
 
-#: Most messages of one queue that may be received and not yet deleted, such as messages of running
-#: tasks and messages hidden by a backoff. At this limit, SQS delivers no further messages. FIFO
-#: queues have the same limit since November 2024.
+#: Highest number of messages in flight in one queue. A message is in flight if it was received and
+#: not yet deleted, for example while its task runs, or while a backoff hides it. At this limit, SQS
+#: delivers no further messages. FIFO queues have the same limit since November 2024.
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-queues.html
 MAX_IN_FLIGHT_MESSAGES: Final = 120_000
 
-#: Most receives that a redrive policy can allow (``maxReceiveCount``).
+#: Highest ``maxReceiveCount`` that a redrive policy can have.
 #: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
 MAX_MAX_RECEIVE_COUNT: Final = 1_000
 

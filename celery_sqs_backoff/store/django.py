@@ -20,10 +20,10 @@ from celery.exceptions import ImproperlyConfigured
 from .connections import close, is_in_transaction
 from .errors import StoreInTransaction, StoreRefused, StoreUnavailable
 
-#: Most tries of ``add()``. It tries again if the existing record ends before it is read.
+#: How often ``add()`` tries. It tries again if the existing record ends before it is read.
 _ADDS = 100
 
-#: Most tries of one statement. Each try after the first uses a new connection.
+#: How often a statement is tried. Each try after the first uses a new connection.
 _TRIES = 5
 
 #: Errors that waiting does not cure, such as a wrong password or a missing table. The codes are of

@@ -23,7 +23,7 @@ from .protocol import KEEP_SECONDS, Store
 
 _ENCRYPTED = "e1:"
 
-#: Most tries of ``update`` when other runs write the same record at the same time.
+#: How often ``update`` tries when other runs write the same record at the same time.
 _TRIES = 10
 
 Change = Callable[[dict[str, Any]], Mapping[str, Any] | None]

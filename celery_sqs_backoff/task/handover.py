@@ -27,8 +27,8 @@ from ..sqs.redact import ErrorText
 #: The key of a request under which the main process sends the :class:`Delivery`.
 DELIVERY_KEY = "sqs_delivery"
 
-#: Most characters of a failure's text and traceback that are sent to the main process. They are
-#: used only in Celery's events. The result backend already has the full text.
+#: Highest number of characters of a failure's text and traceback that are sent to the main process.
+#: They are used only in Celery's events. The result backend already has the full text.
 _MAX_REPR_CHARACTERS: Final = 1_000
 _MAX_TRACEBACK_CHARACTERS: Final = 6_000
 

@@ -114,7 +114,10 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hand_over(task: Any, run: Run, result: Any) -> Any:
-    """Return the tracer's result with a small ``ExceptionInfo`` that has the report."""
+    """Return the tracer's result for the main process.
+
+    Replace its ``ExceptionInfo`` by a smaller one, which carries the run's report.
+    """
     from celery.app.trace import TraceInfo  # only here, because it imports the whole worker
 
     exc, info = result.info.retval, result.retval

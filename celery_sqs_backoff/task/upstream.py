@@ -219,7 +219,7 @@ def free_frames(exc: BaseException | None) -> None:
 
 
 def store_refusal(task: Any, result: object) -> None:
-    """Store a guard's refusal as the task's result, and tell the chord that the task is in.
+    """Store a guard's refusal as the task's result, and tell the chord that the task has ended.
 
     The rest of a chain is not sent. So a chord that waits for a later task of the chain goes on
     waiting, as after any ``Ignore``.

@@ -43,7 +43,7 @@ RENEW_AT_SHARE = 1 / 3
 #: so on, up to 900 s. Fewer failures may be transient. Then short renewals are better, because the
 #: message comes back soon if the worker is killed.
 _TRANSIENT_FAILURES = 3
-_FIRST_KEEP_HIDDEN_SECONDS = 30
+_FIRST_KEEP_HIDDEN_SECONDS = 60
 _MAX_KEEP_HIDDEN_SECONDS = 900
 
 #: How long to hide a message that must go to the dead-letter queue, if the worker has not yet read
@@ -68,8 +68,8 @@ class State(Enum):
 
 
 #: The allowed transitions, each with its reason. A received message is HELD. In the states DELETE,
-#: DEAD_LETTER, GIVE_BACK, HIDE and BRING_FORWARD, the table waits for a response of SQS. ``None``:
-#: the message leaves the table.
+#: DEAD_LETTER, GIVE_BACK, HIDE and BRING_FORWARD, the worker waits for a response of SQS. ``None``:
+#: the worker forgets the message.
 TRANSITIONS: dict[State, dict[State | None, str]] = {
     State.HELD: {
         State.DELETE: "its task is finished, or given up without a dead letter",
@@ -204,7 +204,8 @@ class Lease:
     is_over: bool = False
     #: How often the call for its present state has failed.
     failures: int = 0
-    #: Whether its calls have no other entries, because SQS refused a whole batch that included it.
+    #: Whether to call SQS for this message alone, without a batch. SQS refused a whole batch that
+    #: included it.
     goes_alone: bool = False
 
     def __post_init__(self) -> None:
@@ -367,7 +368,7 @@ class Lease:
         seconds = max(least, _MIN_RENEWAL_SECONDS, spread_seconds)
         lasting = self.failures - _TRANSIENT_FAILURES
         if self.state is not State.HELD and lasting > 0:
-            longer = _FIRST_KEEP_HIDDEN_SECONDS * 2 ** min(lasting, 10)
+            longer = _FIRST_KEEP_HIDDEN_SECONDS * 2 ** min(lasting - 1, 10)
             seconds = max(seconds, min(longer, _MAX_KEEP_HIDDEN_SECONDS))
         return min(seconds, self._seconds_left(now))
 

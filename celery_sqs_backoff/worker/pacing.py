@@ -42,11 +42,12 @@ _AWAY_SECONDS: Final = 2.0
 #: Least pause between two requests for slots to a store that answers.
 _ASK_SECONDS: Final = 0.1
 
-#: Pause between two checks of a line with a rate, while messages wait in it.
+#: Pause between two checks of a provider's waiting line, if the provider has an agreed rate.
 _LOOK_SECONDS: Final = 0.05
 
-#: Longest pause between two checks of a line without an agreed rate. The rate of a recovery changes
-#: with each call, so a longer pause could miss a turn.
+#: Longest pause between two checks of a waiting line without an agreed rate. Messages wait in such
+#: a line only during a recovery. The rate of the recovery changes with each call, so a longer pause
+#: could miss a turn.
 _LONGEST_TURN_SECONDS: Final = 0.25
 
 #: Messages with a slot that have not begun are limited to the number of slots in this time, for
@@ -105,11 +106,11 @@ class Pace:
         self._rate = (rate or 0.0) * HEADROOM
         self.fleet = fleet
         self._gate, self._hide, self._rng = gate, hide, rng
-        #: For each message: the call that starts it, the most seconds that it may wait here, and
-        #: the most seconds that it may be hidden.
+        #: For each message: the call that starts it, the longest time that it may wait here, and
+        #: the longest time that it may be hidden, both in seconds.
         self.line: dict[Lease, tuple[Callable[[], object], float, float]] = {}
-        #: Messages to hide that have no time of return yet, each with the most seconds that it may
-        #: be hidden.
+        #: Messages to hide for which no time of return is chosen yet. Each comes with the longest
+        #: time in seconds that it may be hidden.
         self._to_hide: dict[Lease, float] = {}
         #: For each message to hide that has a time of return: the call that hides it until then.
         self._hiding: list[Callable[[], object]] = []
@@ -161,7 +162,7 @@ class Pace:
 
         Settled messages leave the line. A message that would wait here for too long leaves the
         line, too, and must be hidden. The result has all messages to hide that have no time of
-        return yet, each with the most seconds that it may be hidden.
+        return yet, each with the longest time in seconds that it may be hidden.
         """
         if now >= self._apart_until > -math.inf:  # all workers take slots from the store again
             self._apart_until = -math.inf
@@ -343,9 +344,9 @@ class Pacer:
             pace: the provider's line.
             lease: the message.
             start: starts the message. The thread ``sqs-pace`` calls it. Must not block.
-            longest: the most seconds that the message may wait here. If its slot is later, the
-                message is hidden.
-            hold: the most seconds that the message may be hidden.
+            longest: the longest time in seconds that the message may wait here. If its slot is
+                later, the message is hidden.
+            hold: the longest time in seconds that the message may be hidden.
         """
         with self._lock:
             pace.line[lease] = start, longest, min(hold, _LONGEST_RETURN_SECONDS)
@@ -389,7 +390,7 @@ class Pacer:
                 return
             self._threads.append(thread)
 
-    # The thread sqs-pace: messages start, or are hidden
+    # The thread sqs-pace starts or hides messages
 
     def _pace(self) -> None:
         while True:

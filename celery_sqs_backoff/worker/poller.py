@@ -38,8 +38,8 @@ _TOO_SOON_SECONDS = 0.2
 _AFTER_TOO_SOON_SECONDS = 1.0
 
 #: While the worker has no room for messages, the poller reads the queue's attributes again after
-#: this time. If tasks run for hours, the worker may have no room for hours. Then the attributes
-#: would be hours old.
+#: this time. Otherwise the attributes could be hours old, because a worker whose tasks run for
+#: hours may have no room for hours.
 _WAIT_FOR_ROOM_SECONDS = 30.0
 
 #: If one turn of the thread's loop takes this many seconds more than the long poll and the pause

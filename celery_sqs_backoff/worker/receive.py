@@ -77,7 +77,7 @@ class Receiver:
         self._queues: dict[str, tuple[Queue, float]] = {}
 
     def attach(self, channel: Any) -> None:
-        """Deliver messages to Celery through this kombu channel, which must not consume yet."""
+        """Deliver messages to Celery through a kombu channel that has not begun to consume."""
         self.clients.attach(channel)
         self.inbox.channel = channel
         self.inbox.clear()

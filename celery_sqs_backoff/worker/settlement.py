@@ -88,9 +88,9 @@ _SETTLING = HIDING | _REMOVALS.keys()
 #: The verbs for calls in the log. For all other states, the log uses the state's value.
 _VERBS = {State.HELD: "renew", State.DEAD_LETTER: "send"}
 
-#: The most messages in each attribute of :class:`Memory`. The oldest are forgotten first. One queue
-#: can have this many messages in flight. If all of them come back one after the other, a lower
-#: limit would forget each message before it comes back.
+#: How many messages each attribute of :class:`Memory` keeps. The oldest are forgotten first. One
+#: queue can have this many messages in flight. If all of them come back one after the other, a
+#: lower limit would forget each message before it comes back.
 _REMEMBERED = MAX_IN_FLIGHT_MESSAGES
 
 
@@ -168,7 +168,7 @@ class Lane:
     Arguments:
         url: the URL of the queue that has the messages, also for dead letters.
         operation: the action.
-        capacity: the most calls that may be under way at a time.
+        capacity: how many calls may be under way at a time.
     """
 
     url: str
@@ -493,7 +493,10 @@ class SettlementTable:
     # Calls
 
     def next_at(self) -> float:
-        """Return when a call may be due or a hold ends. Infinity: the table has no plans."""
+        """Return the earliest time at which a call may be due or a hold ends.
+
+        Infinity = no call and no hold is planned.
+        """
         # The first entry of the heap may be outdated. Then the thread wakes and finds no call,
         # which costs little.
         first = self._holds.heap[0][0] if self._holds.heap else math.inf
@@ -722,8 +725,9 @@ class SettlementTable:
             return _AFTER_UNSENT.delay(tries, self._rng)
         policy = _AFTER_TRANSIENT if failure.is_transient else _AFTER_REFUSAL
         pause = policy.delay(tries, self._rng)
-        # The first three refusals may be a mistake, so try again soon. Renewals wait in the same
-        # lane as a refused change of visibility, and a long pause would make them late.
+        # SQS sometimes refuses a call by mistake, so try again soon after each of the first three
+        # refusals. Renewals wait in the same lane as a refused change of visibility, and a long
+        # pause would make them late.
         is_soon = failure.is_transient or (purpose is not State.DELETE and tries <= 3)
         most = max(1.0, lease.queue.visibility_timeout_seconds / 10)
         return min(pause, most) if is_soon else pause
@@ -774,13 +778,15 @@ class SettlementTable:
         lease.may_be_lost = True
 
     def _lose(self, lease: Lease, *, is_void: bool) -> None:
-        """Note the loss of a held message.
+        """Note that another worker may have received a held message.
 
-        If its task runs and ``is_void`` is false, the message stays ``HELD``, and renewals go on.
-        Else it is ``LOST``. If its task does not run, the table also forgets it.
+        If the task runs, the message stays ``HELD`` and its renewals go on, unless ``is_void``. In
+        the other cases it becomes ``LOST``. If the task does not run, the table forgets the
+        message.
 
         Arguments:
-            is_void: whether to stop renewals, for example because SQS refuses its receipt handle.
+            is_void: whether to stop the renewals, for example because SQS refuses the receipt
+                handle.
         """
         lease.may_be_lost, runs = True, lease.handed_to_pool()
         if is_void or not runs:

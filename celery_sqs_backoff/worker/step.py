@@ -37,7 +37,7 @@ FLUSH_TIMEOUT_SECONDS = 15.0
 _TURN_SECONDS = 5.0
 _LONGEST_TURN_SECONDS = 60.0
 
-#: The most tasks that the worker names in its log line at the start. An app may have hundreds.
+#: How many tasks the worker names in its log line at the start. An app may have hundreds.
 _MAX_NAMES = 20
 
 

@@ -33,8 +33,8 @@ logger = get_logger(__name__)
 #: messages wait in the worker.
 _MAX_AHEAD = 3
 
-#: The number of additional messages is this many times the number of messages that the worker
-#: settles during one receive call. One half replaces the messages that are settled before the
+#: In addition to the messages that run, a worker holds this many times the number of messages that
+#: it settles during one receive call. One half replaces the messages that are settled before the
 #: response arrives. The other half keeps the processes busy during the next call.
 _CALLS_AHEAD = 2
 
@@ -143,12 +143,12 @@ class Throughput:
             self._since = self._since or now
 
     def settled_within(self, seconds: float | None = None) -> int:
-        """Return how many messages a busy worker settles in this time.
+        """Return how many messages a busy worker settles in ``seconds``.
 
-        Return 0 if no time was measured yet, and 10 if the settlements took no measurable time.
+        Before the first measurement, return 0. If settling was too fast to measure, return 10.
 
         Arguments:
-            seconds: the time. ``None``: the average time of a call to SQS.
+            seconds: ``None`` = the average time of a call to SQS.
         """
         if self._seconds_per_message <= 0:
             return MAX_BATCH_ENTRIES
@@ -243,7 +243,7 @@ class Window:
 
     @property
     def processes(self) -> int:
-        """The number of tasks that can run at a time, with processes that autoscale may add."""
+        """The number of tasks that can run at a time, counting processes that autoscale may add."""
         autoscaler = getattr(self._consumer.controller, "autoscaler", None)
         most = 0 if autoscaler is None else int(autoscaler.max_concurrency)
         return max(1, most, pool_size(self._consumer.pool))

@@ -141,7 +141,7 @@ def test_receive_ourselves():
 def test_no_ack(no_ack):
     """kombu does not keep or delete a message.
 
-    When the channel closes, kombu would send a copy of each message that it keeps.
+    When the channel closes, kombu would let SQS show each message again that it keeps.
     """
     consumed, of_all_channels = [], set()
 
