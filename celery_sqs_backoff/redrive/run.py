@@ -297,20 +297,20 @@ class RedriveRun:
     def _settle(self) -> None:
         """End the run as INCOMPLETE if SQS counts messages that the run has not received.
 
-        Otherwise, if the run has no limit, forget messages of the journal that have left the
-        source. Do nothing if the run was ended early.
+        If SQS counts none, and the run has no limit, forget messages of the journal that have left
+        the source. Do nothing if the run was ended early.
         """
         ledger, limit = self.ledger, self._options.limit
-        unseen = self._messages - ledger.places
         if self._halt.ended is not Ended.DONE:
             return
-        if unseen > 0 and (limit is None or ledger.admitted < limit):
-            left = min(unseen, self._source.depth_or(ledger.hidden + unseen) - ledger.hidden)
-            if left > 0:
-                why = self._why_hidden()
-                self._halt(Ended.INCOMPLETE, f"{left} messages could not be received: {why}")
-                return
-        if limit is None:
+        unseen = max(0, self._messages - ledger.places)
+        # New dead letters also count, because a message of the journal may be hidden among them.
+        others = self._source.depth_or(ledger.hidden + unseen + 1) - ledger.hidden
+        left = min(unseen, others)
+        if left > 0 and (limit is None or ledger.admitted < limit):
+            why = self._why_hidden()
+            self._halt(Ended.INCOMPLETE, f"{left} messages could not be received: {why}")
+        elif limit is None and others <= 0:
             ledger.forget_past(self._halt.now() - _LONGEST_HIDDEN_SECONDS)
 
     def _why_hidden(self) -> str:

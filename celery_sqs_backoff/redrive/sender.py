@@ -208,6 +208,7 @@ class Sender:
         ledger.mark_in_doubt(doubted, began, resend=resend)
         if resend is False:
             ledger.leave([(message, Action.HOLD, "it may have been sent") for message in doubted])
+        if not resend and not to.is_fifo:
             self._unanswered = 0 if sent else self._unanswered + 1
             if self._unanswered >= _MOST_UNANSWERED:  # the next messages would end in doubt, too
                 self._halt(Ended.UNREACHABLE, f"SendMessageBatch to {to.name}: no answer")

@@ -216,6 +216,34 @@ def test_sent_despite_low_count(world, monkeypatch):
     assert world.bodies(world.main) == Counter(bodies(10)), "none is sent twice"
 
 
+@pytest.mark.parametrize("dies_at", [(4, True), (6, False)], ids=["in doubt", "sent"])
+def test_journal_while_others_arrive(world, dies_at):
+    """A run forgets no message of its journal while new dead letters arrive.
+
+    The run looks at as many messages as there were at its start. New dead letters may use up this
+    number, so that the run does not receive a message that is still on the queue.
+    """
+    world.fill(*bodies(40))
+    world.dies_at = dies_at
+    with pytest.raises(Killed):
+        world.redrive()
+    world.dies_at = None
+    world.clock.now += 3600
+    messages = world.sqs.queues[world.source.url].messages
+
+    def arrive(event):
+        if isinstance(event, Started):
+            world.fill(*(f"new {n}" for n in range(40)))
+            messages.reverse()
+
+    world.on_event = arrive
+    world.redrive()
+    world.on_event = lambda event: None
+    world.clock.now += 60
+    world.redrive()
+    assert max(world.bodies(world.main).values()) == 1
+
+
 def test_returned_messages(world):
     """If sent messages come back as dead letters, the run ends and does not send them again.
 

@@ -78,6 +78,14 @@ def test_doubt_remains(world, tmp_path):
     assert world.restore(tmp_path / "a", include_unknown=True).sent == 10
 
 
+def test_no_response(world, tmp_path):
+    """A restore ends if two sends in a row have no response, as a redrive does."""
+    archive_messages(world, tmp_path / "a", 50)
+    world.sqs.faults += [Fault(SEND, ReadTimeoutError(endpoint_url="x"))] * 5
+    report = world.restore(tmp_path / "a")
+    assert (report.ended, report.in_doubt) == (Ended.UNREACHABLE, 20)
+
+
 def test_look_denied(world, tmp_path):
     """If SQS denies the look for messages in doubt, the restore reports why it ended."""
     archive_messages(world, tmp_path / "a", 12)
