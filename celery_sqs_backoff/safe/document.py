@@ -267,7 +267,8 @@ class Document:
 def check_signature(option: str, signature: object) -> None:
     """Refuse a signature that a step cannot record, or cannot send with its result.
 
-    Also refuse an undo task that may end unnoticed: it expires, or has ``on_give_up="fail"``.
+    Also refuse an undo task that may end unnoticed: a task without our base class, with
+    ``expires``, or with ``on_give_up="fail"``.
 
     Arguments:
         option: name of the argument, ``"undo"`` or ``"confirm"``.
@@ -285,11 +286,13 @@ def check_signature(option: str, signature: object) -> None:
         )
     task = None if signature.app is None else signature.app.tasks.get(signature.task)
     expires = signature.options.get("expires") or getattr(task, "expires", None)
-    options = getattr(task, "backoff_options", None)
-    if option == "undo" and (expires is not None or (options and options.on_give_up == FAIL)):
+    on_give_up = getattr(getattr(task, "backoff_options", None), "on_give_up", FAIL)
+    is_unfit = expires is not None or (task is not None and on_give_up == FAIL)
+    if option == "undo" and is_unfit:
         raise TypeError(
-            f"invalid undo: the task {signature.task} has 'expires' or on_give_up={FAIL!r}, so it"
-            " may end unnoticed, and the other steps would not be undone"
+            f"invalid undo: the task {signature.task} is not an SQSBackoffTask, or has 'expires' or"
+            f" on_give_up={FAIL!r}, so it may end unnoticed, and the other steps would not be"
+            " undone"
         )
     try:
         dumps(signature)

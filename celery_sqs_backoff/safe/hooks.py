@@ -7,6 +7,7 @@ undoes the message's workflows.
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Mapping
 from inspect import getattr_static
 from typing import Any
@@ -21,10 +22,11 @@ from ..store.settings import has_store, records_of
 from ..task.extension import Extension
 from ..task.handover import run_of
 from ..text import error_site, printable
-from .errors import AlreadyDone, NotUndone, Refused
+from .errors import AlreadyDone, NotDispatched, NotUndone, Refused
 from .guard import Passage, cut_short, enter, finish, release
 from .run import current
 from .take_back import links_of, send_take_back
+from .workflow import scopes_of
 
 logger = get_logger(__name__)  # the main process also logs, so this is no task logger
 
@@ -126,6 +128,8 @@ def pass_guard(task: Any, key: str, message: str, run: str, window: float) -> Pa
     Raises:
         Refused: another message has passed.
         NotUndone: another message has passed, and this message undoes a step of a workflow.
+        NotDispatched: another message has passed, and the task that undoes the workflows of this
+            message could not be sent.
         StoreUnavailable: the store did not answer.
     """
     try:
@@ -133,6 +137,13 @@ def pass_guard(task: Any, key: str, message: str, run: str, window: float) -> Pa
     except Refused as exc:
         if links_of(task):
             raise NotUndone(f"{exc}: the step was not undone") from None
+        # An earlier run of this message may have passed the guard and begun a workflow. Then the
+        # guard's window ended, and another message passed. So undo the workflow of this message.
+        if task.has_workflows and scopes_of(records_of(task.app), message):
+            delivery = getattr(run_of(task.request), "delivery", None)
+            facts = {"run": run, "began": time.time(), "queue": delivery and delivery.queue}
+            if not task.extension.given_up(task, task.request.id, **facts):
+                raise NotDispatched("the steps of an earlier run could not be undone") from None
         raise
 
 

@@ -12,19 +12,24 @@ is the take-back task again, for the step before.
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid5
 
 from celery.canvas import Signature, maybe_signature
 from kombu.utils.json import loads
 
-from ..store.errors import TryLater
+from ..retry.options import Options
 from ..store.records import Records
 from ..store.settings import records_of
 from .document import CLOSED, CLOSING, OPEN, Document, send
 from .errors import Busy, LockLost
 from .lock import Lock
+from .names import NAMESPACE
 from .workflow import scopes_of
 
 NAME = "celery_sqs_backoff.take_back"
+
+#: Options for which the take-back task ignores the app-wide setting, and has our default.
+_OWN_OPTIONS = ("max_retries", "retry_for", "crash_budget", "on_give_up", "provider")
 
 #: Lease of the workflow's lock while the take-back task reads and writes the workflow's record.
 _LEASE_SECONDS = 60.0
@@ -32,8 +37,11 @@ _LEASE_SECONDS = 60.0
 
 def register(app: Any, base: type) -> None:
     """Register the take-back task in an app, unless it is registered already."""
-    if NAME not in app._tasks:
-        app._task_from_fun(_take_back, name=NAME, base=base, bind=True, ignore_result=True)
+    if NAME in app._tasks:
+        return
+    # An app-wide limit must not end the task while it waits for the lease of a killed run.
+    ours = {name: getattr(Options(), name) for name in _OWN_OPTIONS}
+    app._task_from_fun(_take_back, name=NAME, base=base, bind=True, ignore_result=True, **ours)
 
 
 def send_take_back(
@@ -56,12 +64,12 @@ def links_of(task: Any) -> list[Signature]:
     return [link for link in links if link.task == NAME]
 
 
-def _route(queue: str | None, message: str) -> dict[str, str]:
+def _route(queue: str | None, group: str) -> dict[str, str]:
     """Return the options that send a task to ``queue``. ``None`` = the app's routing decides."""
     if queue is None or not queue.endswith(".fifo"):
         return {} if queue is None else {"queue": queue}
     # Use a separate message group, because a task that waits for a lock delays its whole group.
-    return {"queue": queue, "MessageGroupId": message}
+    return {"queue": queue, "MessageGroupId": group}
 
 
 def _take_back(
@@ -74,36 +82,38 @@ def _take_back(
     undone: str | None = None,
     by: str | None = None,
 ) -> None:
-    """Send the next undo task of one workflow, or of each workflow that the message has entered.
+    """Send the next undo task of a workflow.
+
+    If the message has entered several workflows, send this task once for each of them.
 
     Arguments:
         message, run, began, queue: as for :func:`send_take_back`.
-        scope: the workflow; ``None`` = all workflows of the message.
+        scope: the workflow; ``None`` = all workflows that the message has entered.
         undone: name of the step in ``scope`` that was just undone; ``None`` = no step yet.
         by: ID of the task that began to undo the workflow; ``None`` = this task.
     """
-    records = records_of(self.app)
-    owed: TryLater | None = None
-    by = by or self.request.id
-    for each in [scope] if scope is not None else scopes_of(records, message):
+    records, by = records_of(self.app), by or self.request.id
+    scopes = [scope] if scope is not None else scopes_of(records, message)
+    if len(scopes) > 1:
+        for each in scopes:
+            what, group = f"take_back {by} {each}", f"{message}-{uuid5(NAMESPACE, each)}"
+            send(self.s(run, began, queue, each), message, what, **_route(queue, group))
+        return
+    for each in scopes:
         try:
             step = next_step(records, each, message, run, began, by=by, undone=undone)
-            if step is None:
-                continue
-            name, fields = step
-            link = self.si(message, run, began, queue, each, name, by)
-            link.set(**_route(queue, message))
-            undo = maybe_signature(loads(fields["undo"]), app=self.app)
-            result = loads(fields["result"]) if "result" in fields else None
-            # Send without holding the lock. An eager undo task runs its ``link`` before ``send``
-            # returns. The link is this task again, which needs the lock.
-            send(undo, result, f"undo {fields['id']}", link=link)
         except LockLost as exc:
-            owed = Busy(str(exc))
-        except TryLater as exc:
-            owed = exc
-    if owed is not None:
-        raise owed
+            raise Busy(str(exc)) from None
+        if step is None:
+            return
+        name, fields = step
+        link = self.si(message, run, began, queue, each, name, by)
+        undo = maybe_signature(loads(fields["undo"]), app=self.app)
+        undo.link(link.set(**_route(queue, message)))
+        result = loads(fields["result"]) if "result" in fields else None
+        # Send without holding the lock. An eager undo task runs its ``link`` before ``send``
+        # returns. The link is this task again, which needs the lock.
+        send(undo, result, f"undo {fields['id']}")
 
 
 def next_step(
@@ -120,9 +130,9 @@ def next_step(
 
     Return ``None`` if there is nothing to undo:
 
+    * no step has an ``undo``, as after a block that has ended without an exception;
     * all steps are undone;
     * the message does not own the workflow;
-    * the workflow has ended without an exception;
     * a later run of the message has entered the workflow;
     * another take-back task already undoes the workflow.
 
@@ -145,7 +155,8 @@ def next_step(
             return None
         if fields["state"] == OPEN:
             entered_by, entered_at = fields.get("entered", {}).get(message, (run, 0.0))
-            if fields.get("ended") or (entered_at > began and entered_by != run):
+            has_undo = any(step["undo"] is not None for step in fields["steps"].values())
+            if not has_undo or (entered_at > began and entered_by != run):
                 return None
             fields = document.update(lambda _: {"state": CLOSING, "by": by})
         if fields["by"] != by:

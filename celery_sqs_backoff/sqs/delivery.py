@@ -63,6 +63,8 @@ class Delivery:
     #: The worker's directory of files that mark lost messages. A message is lost if another worker
     #: may have received it. ``None``: no such directory.
     lost_flags: str | None = None
+    #: Celery's name of the queue. With ``queue_name_prefix``, the name on SQS is longer.
+    queue: str | None = None
     #: The task's ETA. ``None``: the task was due when it was sent.
     due_at: float | None = None
     #: The ``traceparent`` of the failed run, if this message is a replay of a dead letter.

@@ -249,9 +249,10 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
 
 
 def _is_set_by_user(cls: type[BackoffTask], name: str) -> bool:
-    """Return whether the task, or a base class that the user has written, sets the option."""
+    """Return whether the task sets the option by its decorator, or by a class of the user."""
     setter = next(c for c in cls.__mro__ if name in vars(c))
-    return not (setter.__module__ or "").startswith(_OURS)  # code of exec() has no module
+    module = setter.__module__ or ""  # code of exec() has no module
+    return "_decorated" in vars(setter) or not module.startswith(_OURS)
 
 
 def _name_of(cls: Any) -> str:

@@ -280,10 +280,6 @@ def _end_answered(task: Any, run: Run, answer: Answered) -> Any:
     if answer.has_result:
         _end_returned(task, run)
         return answer.result
-    if not answer.is_done:
-        # An earlier run of this message may have passed the guard and begun a workflow. Then the
-        # guard's window ended, and another message passed. So undo the workflow of this message.
-        task.extension.given_up(task, request.id, run=run.id, began=time.time())
     logger.info(
         "sqs_backoff.refused: %s[%s] ends without a run: %s",
         *(printable(task.name), printable(request.id), answer),

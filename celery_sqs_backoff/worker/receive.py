@@ -227,6 +227,7 @@ class Receiver:
             delivery=Delivery.from_sqs(
                 message,
                 queue_url=queue.url,
+                queue=name,
                 received_at=seen_at,
                 max_receive_count=queue.max_receive_count,
                 retention_seconds=queue.retention_seconds,

@@ -177,7 +177,7 @@ class Settler:
             request.id,
             run=delivery.run_id,
             began=delivery.received_at,
-            queue=self.lease.queue.name,
+            queue=delivery.queue,
         )
         asked = call_in_time(take_back, seconds=_SEND_SECONDS)
         if asked is not None and asked.done() and asked.result():

@@ -118,7 +118,7 @@ def transport_to(sqs: RecordingSQS) -> type[virtual.Transport]:
             return self.connection.client.transport_options
 
         def _resolve_queue_url(self, name: str) -> str:
-            return URL + name
+            return URL + str(self.transport_options.get("queue_name_prefix", "")) + name
 
         def _has_queue(self, queue: str, **_: Any) -> bool:
             return self._resolve_queue_url(queue) in sqs.queues

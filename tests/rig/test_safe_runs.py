@@ -291,6 +291,19 @@ def test_undo_that_cannot_be_sent(rig, order):
     assert (message.fate, message.delay) == ("hidden", 30)
 
 
+def test_queue_with_prefix():
+    """``take_back`` goes to the queue of its message, also with a ``queue_name_prefix``."""
+    with Rig(broker_transport_options={"queue_name_prefix": "prod-"}) as rig:
+        rig.app.conf.sqs_backoff = {"store": Store(clock=rig.timeline)}
+        url = rig.queue("prod-q")
+        rig.task(raises(NonRetryable("no")), base=WorkflowTask)
+        rig.send()
+        rig.run()
+        rig.pass_time(1)
+        assert rig.published == ["mail", TAKE_BACK]
+        assert {call.arguments["QueueUrl"] for call in rig.calls("SendMessage")} == {url}
+
+
 def test_soft_limit_while_judging(rig, order, monkeypatch):
     """A workflow is undone even if a soft time limit comes while the failure is classified."""
     limits = [SoftTimeLimitExceeded(1)]

@@ -343,14 +343,14 @@ def play(seed: int) -> Counter[str]:
     """
     world = World(seed)
 
-    def apply_async(self: Any, link: Any = None, **options: Any) -> None:
+    def apply_async(self: Any, **options: Any) -> None:
         if world.is_dead:
             raise Killed
         if world.rng.random() < world.broker_fails:
             raise ConnectionError
-        task_id = str({**self.options, **options}["task_id"])
-        chain = link.options["chain"]
-        world.queue.append(("undo", (self.args[-1], tuple(link.args), chain), task_id))
+        task_id, [link] = str(self.options["task_id"]), self.options["link"]
+        chain = link["options"]["chain"]
+        world.queue.append(("undo", (self.args[-1], tuple(link["args"]), chain), task_id))
         world.chains.add(chain)
         if world.rng.random() < world.broker_fails / 2:
             raise ConnectionError  # the broker has taken the task, but its response is lost

@@ -68,7 +68,7 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         take_back, "next_step", ('or fields.get("owner") != message', "")
     ),
     "rule 5: a workflow that has ended is undone": lambda: _edited(
-        take_back, "next_step", ('fields.get("ended") or ', "")
+        take_back, "next_step", ("not has_undo or ", "")
     ),
     "rule 5: a workflow is undone although a later run entered it": lambda: _edited(
         take_back, "next_step", ("entered_at > began and entered_by != run", "False")

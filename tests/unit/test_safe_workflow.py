@@ -9,13 +9,14 @@ import sys
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.exceptions import Ignore, ImproperlyConfigured
 
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask, WorkflowTask
 from celery_sqs_backoff.safe import Compensated, NotDispatched, NotUndone, take_back
 from celery_sqs_backoff.safe.document import Document
 from celery_sqs_backoff.safe.hooks import message_digest
+from celery_sqs_backoff.safe.lock import Lock
 from celery_sqs_backoff.store.settings import records_of
 from tests.support.fake_sqs import Clock
 
@@ -354,8 +355,9 @@ def test_undo_refused_by_guard(app, bank):
         (SQSBackoffTask, {"on_give_up": "fail"}, {}),
         (SQSBackoffTask, {"expires": 60}, {}),
         (SQSBackoffTask, {}, {"expires": 60}),
+        (Task, {}, {}),
     ],
-    ids=["deleted when it fails", "expires", "sent with expires"],
+    ids=["deleted when it fails", "expires", "sent with expires", "without our base class"],
 )
 def test_unfit_undo_task(app, base, options, sent):
     """A task that may expire, or is deleted when it fails, is refused as an ``undo`` task.
@@ -405,6 +407,88 @@ def test_refused_message(app, fund, bank):
             records.pop(next(key for key in records if key.startswith("guard:")))
     work.apply(("A",), task_id="A")
     assert [name for name, _ in bank.undone] == ["A"]
+
+
+def test_refused_before_workflow(app, fund, monkeypatch):
+    """If a guard refuses a message that has entered no workflow, nothing is sent to undo it."""
+    sent = []
+
+    @app.task(base=WorkflowTask, bind=True, guard=Guard(key="k", window=60))
+    def work(self): ...
+
+    monkeypatch.setattr(
+        type(app.tasks[take_back.NAME]), "apply_async", lambda *a, **o: sent.append(a)
+    )
+    for message in "AB":
+        work.apply(task_id=message)
+    assert sent == []
+
+
+def test_app_wide_options():
+    """App-wide limits do not end the task ``take_back``, which may have to wait for a lease."""
+    app = make_app(max_retries=2, retry_for=20, on_give_up="fail", crash_budget=1, provider="x")
+
+    @app.task(base=WorkflowTask)
+    def work(): ...
+
+    options = app.tasks[take_back.NAME].backoff_options
+    assert (options.max_retries, options.retry_for) == (None, 36 * 3600)
+    assert (options.crash_budget, options.on_give_up, options.provider) == (3, "dead-letter", None)
+
+
+def test_nothing_to_undo(fund, bank):
+    """If no step of a given-up message was done, the next message can use the workflow."""
+    bank.ends = [REFUSED]
+    fund.apply(task_id="A")
+    assert fund.apply(task_id="B").result == "done"
+
+
+def test_callback_of_undo(app, bank):
+    """An ``undo`` signature keeps its own callbacks."""
+    called = []
+
+    @app.task(name="told")
+    def told(result):
+        called.append(result)
+
+    @app.task(name="undo")
+    def undo(result, name):
+        bank.undone.append((name, result))
+        return name
+
+    @app.task(base=WorkflowTask, bind=True)
+    def work(self):
+        with self.workflow("order:7") as order:
+            for name in "ab":
+                order.step(name, bank.do, name, undo=undo.s(name).set(link=told.s()))
+            raise REFUSED
+
+    work.apply(task_id="A")
+    assert [name for name, _ in bank.undone] == ["b", "a"]
+    assert called == ["b", "a"]
+
+
+def test_two_workflows(app, bank):
+    """If one workflow of a message is busy, the steps of the other one are undone once."""
+
+    @app.task(name="undo")
+    def undo(result, name):
+        bank.undone.append((name, result))
+
+    @app.task(base=WorkflowTask, bind=True, name="fund")
+    def work(self):
+        for scope in ("order:1", "order:2"):
+            with self.workflow(scope) as order:
+                order.step("a", bank.do, scope, undo=undo.s(scope))
+                if scope == "order:1":
+                    continue
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work.apply(task_id="A")
+    with Lock(records_of(app), "order:1", lease=60):
+        run_take_back(app, "A")
+    assert [name for name, _ in bank.undone] == ["order:2"]
 
 
 def test_shared_store_secret(monkeypatch):
