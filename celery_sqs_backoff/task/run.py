@@ -399,7 +399,8 @@ def _cause_of(run: Run | None, exc: BaseException) -> BaseException | None:
 
     * For an exception of ``self.retry()``, it is the error for which the task retries.
     * For a Retry or Reject that the task raised by hand, it is the error inside. Without an
-      error inside, it is the error that the task was handling.
+      error inside, it is the error that the task was handling. Without such an error, a Reject that
+      gives the message up is itself the error, because the task may have done its work.
     * Any other exception is itself the error to judge.
     """
     asked = None if run is None else run.get_asked(exc)
@@ -408,7 +409,8 @@ def _cause_of(run: Run | None, exc: BaseException) -> BaseException | None:
     if isinstance(exc, Retry):
         return exc.exc or exc.__context__  # type: ignore[no-any-return]
     if isinstance(exc, Reject):
-        return exc.reason if isinstance(exc.reason, Exception) else exc.__context__
+        cause = exc.reason if isinstance(exc.reason, Exception) else exc.__context__
+        return cause or (None if exc.requeue else exc)
     return exc
 
 

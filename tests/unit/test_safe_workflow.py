@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
-from celery.exceptions import Ignore, ImproperlyConfigured
+from celery.exceptions import Ignore, ImproperlyConfigured, Reject
 
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask, WorkflowTask
 from celery_sqs_backoff.safe import Compensated, NotDispatched, NotUndone, take_back
@@ -489,6 +489,20 @@ def test_two_workflows(app, bank):
     with Lock(records_of(app), "order:1", lease=60):
         run_take_back(app, "A")
     assert [name for name, _ in bank.undone] == ["order:2"]
+
+
+def test_rejected(app, bank):
+    """If a guarded task rejects its message, it may have done the work, so the guard stays."""
+    runs = []
+
+    @app.task(bind=True, guard=Guard(key="k", window=60))
+    def work(self):
+        runs.append(self.request.id)
+        raise Reject("could not store the receipt", requeue=False)
+
+    for message in "AB":
+        work.apply(task_id=message)
+    assert runs == ["A"]
 
 
 def test_shared_store_secret(monkeypatch):
