@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
+from ..store.errors import RecordRejected
 from ..store.protocol import KEEP_SECONDS
-from ..store.records import Records
+from ..store.records import Record, Records
 
 #: Seconds after which a record expires. A running worker writes its record every ten seconds.
 TTL_SECONDS: Final = 60.0
@@ -161,7 +162,7 @@ class Board:
         """Return the readable records that have not expired, by name of the worker."""
         found = {}
         for worker in self._workers():
-            if (there := self._records.get(_KIND, _name(worker))) is not None:
+            if (there := self._record_of(worker)) is not None:
                 with suppress(AttributeError, KeyError, TypeError):
                     found[worker] = WorkerNow.from_fields(there.fields)
         return found
@@ -171,10 +172,17 @@ class Board:
 
         def join(there: dict[str, Any]) -> dict[str, Any]:
             others = [w for w in _read_list(there) if w != worker]
-            alive = [w for w in others if self._records.get(_KIND, _name(w)) is not None]
+            alive = [w for w in others if self._record_of(w) is not None]
             return {"workers": [*alive, worker]}
 
         self._records.update(_KIND, _LIST, {"workers": [worker]}, KEEP_SECONDS, join)
+
+    def _record_of(self, worker: str) -> Record | None:
+        """Return a worker's record, or ``None`` if there is none or it has a foreign signature."""
+        try:
+            return self._records.get(_KIND, _name(worker))
+        except RecordRejected:
+            return None
 
     def _workers(self) -> list[str]:
         there = self._records.get(_KIND, _LIST)

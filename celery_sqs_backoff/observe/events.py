@@ -254,8 +254,8 @@ class SettlementRefused(WorkerEvent):
     name = "settlement_refused"
     line = (
         ERROR,
-        "SQS refuses to %(action)s for queue %(queue)s (%(code)s); no message is lost, and this is"
-        " logged once per queue",
+        "SQS refuses to %(action)s for queue %(queue)s (%(code)s); the worker tries again, and logs"
+        " this once per queue",
     )
     action: str
     code: str

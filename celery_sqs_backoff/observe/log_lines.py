@@ -50,7 +50,7 @@ class LogLines:
                 shown["facts"] = " ".join(f"{name}={_quote(value)}" for name, value in facts)
                 extra = {f"sqs_backoff.{name}": value for name, value in facts}
                 if isinstance(event, of.DeadLettered) and not event.is_kept:
-                    shown["facts"] += ": deleted, because no dead-letter queue takes it"
+                    shown["facts"] += ": deleted (no dead-letter queue, or on_give_up is 'fail')"
         level, text = event.line
         logger.log(level, f"sqs_backoff.{event.name}: {text}", shown, extra=extra)
 

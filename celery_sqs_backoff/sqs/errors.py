@@ -241,7 +241,7 @@ _ADVICE: Mapping[str | Kind, str] = {
         " use."
     ),
     Kind.NO_QUEUE: "Check the queue's name, its account and its Region.",
-    Kind.LOCAL: "Check the app's credentials and Region.",
+    Kind.LOCAL: "Check the app's credentials, Region and broker_transport_options.",
 }
 
 

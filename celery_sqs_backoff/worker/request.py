@@ -31,6 +31,7 @@ from celery.worker.request import Request
 from kombu.utils.encoding import safe_repr, safe_str
 
 from ..observe.events import LeaseLost
+from ..retry.budget import GiveUpReason
 from ..retry.decision import DeadLetter, End, GiveBack, Hide, RunEnd
 from ..retry.options import TYPE_ONLY
 from ..retry.outcomes import Outcome
@@ -103,7 +104,9 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         assert self.lease.refused is not None
         reason = self.lease.refused
         failure = self.task.MaxRetriesExceededError(f"{_named(self)} was not run: {reason.value}")
-        refused = RunEnd(End.REFUSED, DeadLetter(reason, Outcome.UNKNOWN))
+        has_run = reason is not GiveUpReason.NEVER_DUE
+        outcome = Outcome.UNKNOWN if has_run else Outcome.NOT_PROCESSED
+        refused = RunEnd(End.REFUSED, DeadLetter(reason, outcome))
         self.on_failure(_exc_info(failure), ended=refused)
 
     def _on_lost(self) -> None:

@@ -358,6 +358,7 @@ def test_eta_beyond_retention(rig, dlq):
     assert message.fate == ("dead letter" if dlq else "deleted")
     [letter] = rig.told("DeadLettered")
     assert letter.reason == "its ETA is after the end of the queue's retention period"
+    assert letter.outcome == "not processed"
     assert message.result == "FAILURE"
     assert rig.worker.runs == []
 

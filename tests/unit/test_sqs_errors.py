@@ -185,7 +185,7 @@ def test_legacy_error_code(shape, code, kind):
         ("AccessDenied (ListQueues)", "Allow the call"),
         ("QueueDoesNotExist", "queue's name"),
         ("NotInPredefinedQueues", "predefined_queues"),
-        ("SomethingNew", "credentials and Region"),
+        ("SomethingNew", "broker_transport_options"),
     ],
 )
 def test_advice(code, words):

@@ -95,6 +95,19 @@ def test_record_of_other_version(store):
     assert board.read() == {"w1": ONE}
 
 
+def test_foreign_record(clock):
+    """The board skips a worker's record that is signed with another secret."""
+    store = MemoryStore(clock=clock)
+    ours, foreign = (Records(store, secrets=[secret]) for secret in (b"ours", b"foreign"))
+    Board(ours).write("w1", ONE)
+    Board(ours).write("w2", ONE)
+    assert ours.discard(ours.key("status", "worker w2"))
+    foreign.add("status", "worker w2", ONE.as_fields(), TTL_SECONDS)
+    assert Board(ours).read() == {"w1": ONE}
+    Board(ours).write("w3", ONE)
+    assert Board(ours).read() == {"w1": ONE, "w3": ONE}
+
+
 @pytest.mark.parametrize("fields", [{}, {"workers": 3}, {"workers": [7]}], ids=str)
 def test_unreadable_list(store, fields):
     """A list of workers that cannot be read counts as empty, and the next write repairs it."""

@@ -57,7 +57,7 @@ RETRIED: dict[str, Any] = {
             DeadLettered(**OF_TASK, reason="revoked", outcome=None, attempt=1, is_kept=False),
             "WARNING",
             "sqs_backoff.dead_letter: task=shop.mail id=5f queue=q attempt=1 reason=revoked:"
-            " deleted, because no dead-letter queue takes it",
+            " deleted (no dead-letter queue, or on_give_up is 'fail')",
         ),
         (
             LeaseLost(**OF_TASK),
