@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from .errors import StoreInTransaction
@@ -43,7 +44,8 @@ def close(connection: Any) -> None:
     """Close a connection and its pool (``OPTIONS["pool"]``), if it has one."""
     connection.close()
     if hasattr(connection, "close_pool"):
-        connection.close_pool()
+        with suppress(KeyError):  # another thread has closed the pool of this process
+            connection.close_pool()
 
 
 def ask_and_close(ask: Callable[[], T]) -> T:

@@ -1,11 +1,13 @@
 """The setting ``store``, and how the store in memory keeps records."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
+from celery_sqs_backoff.store.connections import close
 from celery_sqs_backoff.store.memory import MemoryStore
 from celery_sqs_backoff.store.records import Records
 from celery_sqs_backoff.store.settings import has_store, open_store, store_of
@@ -75,3 +77,15 @@ def test_memory_is_freed():
         store.add(str(n), "value", 1)
         now[0] += 1
     assert len(store._records) < 1000
+
+
+def test_pool_closed_twice():
+    """Two threads can close the pool of their process at a time.
+
+    Django then raises a ``KeyError`` in one of them, because the other has removed the pool.
+    """
+
+    def close_pool():
+        raise KeyError("default")
+
+    close(SimpleNamespace(close=list, close_pool=close_pool))
