@@ -25,7 +25,7 @@ def parse_rate(value: str | float | None, name: str = "rate") -> float | None:
         TypeError: the value is not text or a number.
         ValueError: the value is not a rate, or not above 0.
     """
-    # Import Celery only here, because pure modules import this module.
+    # Import Celery only here, because modules that must not depend on Celery import this module.
     from celery.utils.time import rate as celery_rate
 
     if value is None:

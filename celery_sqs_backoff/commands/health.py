@@ -41,8 +41,9 @@ from .options import FILE, option
 def sqs_health(ctx: click.Context, file: Path | None, max_age: float) -> None:
     """Report whether the worker that touches the heartbeat file is alive.
 
-    A worker is alive if its threads that receive, renew and delete messages run and do not hang. An
-    outage of SQS or a long task does not make a worker unhealthy, because a restart would not help.
+    A worker receives, renews and deletes messages in several threads. It is alive if these threads
+    run and do not hang. An outage of SQS or a long task does not make a worker unhealthy, because a
+    restart would not help.
     The command does not ask SQS. If a worker is unhealthy, its log names the cause
     (sqs_backoff.unhealthy).
     """

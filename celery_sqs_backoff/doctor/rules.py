@@ -54,10 +54,11 @@ _AskQueue: TypeAlias = Callable[[QueueFacts, ProjectFacts], _QueueReport]
 
 
 def _rule(id_: str, *, is_live: bool = True) -> Callable[[_Ask], _Ask]:
-    """Return a decorator that makes a rule of a function.
+    """Return a decorator that turns a function into a rule.
 
-    The function yields a report for every subject with the fault. The first line of its docstring
-    is the rule's title. The rest is the text of ``sqs-doctor --explain``.
+    A rule looks for one fault. The function yields a report for every subject that has the fault.
+    The first line of its docstring is the rule's title. The rest is the text of ``sqs-doctor
+    --explain``.
     """
 
     def add(ask: _Ask) -> _Ask:

@@ -71,7 +71,7 @@ class ProviderNow:
         provider: name of the provider.
         tenant: a digest of the tenant; empty = no tenant.
         state: ``"paused"``, ``"recovering"`` or ``"ok"``.
-        hidden: number of messages that the worker has hidden and can let SQS show early.
+        hidden: number of messages that the worker has hidden, and that it can make visible early.
         in_line: number of messages that wait in the worker, because the provider's rate or its
             recovery limits the calls.
         rate: calls a second that the worker may make while the provider recovers; 0 = no limit.

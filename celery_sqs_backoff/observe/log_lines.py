@@ -1,4 +1,4 @@
-"""Write the log lines of a worker, one line for each event with a ``line`` in its class.
+"""Write the log lines of a worker, one for each event whose class defines a ``line``.
 
 All facts are in the text of a line, because Celery's formatter drops ``extra``.
 """

@@ -102,7 +102,8 @@ class FleetSlots:
         self._worker = worker
         self._clock = clock
         #: Seconds to add to this worker's clock to get the fleet's time. At first, the worker takes
-        #: its time of day as the fleet's time. The record may have a later time.
+        #: its time of day as the fleet's time. If it then reads a later time in the store's record,
+        #: it uses that time.
         self._ahead = time.time() - clock()
 
     def take(self, slots: int, holds: Sequence[float] = (), *, is_back: bool = False) -> Taken:

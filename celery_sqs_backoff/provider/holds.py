@@ -32,8 +32,8 @@ MANY_FAILURES = 1000
 #: at least the first and at most the second of these times.
 SHORTEST_QUEUE_SECONDS, LONGEST_QUEUE_SECONDS = 30.0, 7200.0
 
-#: While the gate is RECOVERING, a failed message comes back after half a second for each of its
-#: receives, but at most half a minute. For example, after its tenth receive it waits 5 s. So a
+#: While the gate is RECOVERING, a failed message comes back after half a second times the number of
+#: its receives, but at most half a minute. For example, after its tenth receive it waits 5 s. So a
 #: message that the provider never accepts is tried less and less often. A message with few receives
 #: left waits for half a minute, because each return costs a receive. While the gate is CLOSED, a
 #: refused message comes back at a random time within half a minute.

@@ -293,8 +293,9 @@ class Ledger:
 
         Arguments:
             at: when the send began, in seconds since the epoch.
-            resend: whether the run sends the messages again. ``None`` = emit no event yet, because
-                the next response of a FIFO queue, or the restore, will show whether they were sent.
+            resend: whether the run sends the messages again. ``None`` = emit no event yet. On a
+                FIFO queue, the next response will show whether they were sent. In a restore, its
+                next look at the queue will show it.
         """
         self._hold(messages)
         with self.lock:

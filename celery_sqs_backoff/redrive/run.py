@@ -48,8 +48,8 @@ HOLD_SECONDS, FILTER_HOLD_SECONDS = 30, 300
 #: With a rate, the run receives a message at most this number of seconds before the send.
 _AHEAD_SECONDS = 5.0
 
-#: The run stops when at least this number of messages have come back to the source, and when they
-#: are at least this share of the sent messages.
+#: The run stops when enough messages have come back to the source. Enough means at least this
+#: number, and also at least this share of the sent messages.
 _RETURNED, _RETURNED_SHARE = 10, 0.1
 
 #: SQS's quota of messages in flight is approximate. So a queue counts as full if this run hides at

@@ -259,8 +259,8 @@ class Document:
         try:
             self.update(change)
         except SafeError:
-            # The record still says that the step may have had an effect, so count the step as an
-            # effect. Do not raise this error, because the caller raises the step's own error.
+            # The update failed, so the record still says that the step may have had an effect.
+            # Count it as one. Do not raise this error, because the caller raises the step's own.
             self._state.acts += 1
 
 

@@ -153,12 +153,12 @@ def with_record(
 
 
 def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
-    """Return the bytes of a message as SQS counts them against its limit of 1 MiB."""
+    """Return the size of a message in bytes, as SQS counts it against its limit of 1 MiB."""
     return len(body.encode()) + _size(attributes)
 
 
 def entry_bytes(entry: Mapping[str, Any]) -> int:
-    """Return the bytes of an entry of SendMessageBatch as SQS counts them."""
+    """Return the size of an entry of SendMessageBatch in bytes, as SQS counts it."""
     return message_bytes(entry["MessageBody"], entry.get("MessageAttributes", {}))
 
 

@@ -107,8 +107,8 @@ class Delivery:
         waits, began_at = 0, first_at
         if began_at is None and sent_at is not None:
             # Without the time of the first receive, assume that the message was sent with the
-            # longest delay that SQS allows. The real delay may be shorter, and a FIFO queue allows
-            # no delay of a single message.
+            # longest delay that SQS allows. If the real delay was shorter, the estimate below has
+            # too few receives, but never too many.
             began_at = sent_at + MAX_DELAY_SECONDS
         if eta is not None and began_at is not None:
             # Estimate the receives before the ETA. After each of them, the worker hid the message.

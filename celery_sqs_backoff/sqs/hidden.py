@@ -45,7 +45,7 @@ class Recall:
 
 
 class Hidden(Generic[K]):
-    """The hidden messages of one provider, by the end of their holds.
+    """The hidden messages of one provider, ordered by the ends of their holds.
 
     Arguments:
         most: how many messages to keep at most. SQS shows the others at the end of their holds.

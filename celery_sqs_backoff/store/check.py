@@ -34,7 +34,8 @@ logger = get_logger(__name__)
 #: The check writes a record, which expires after this time if the process cannot delete it.
 _CHECK_SECONDS = 60.0
 
-#: First and last pause between two checks of a store that is down when a worker starts.
+#: Pauses between two checks of a store that is down when a worker starts. The first pause has the
+#: first value. Later pauses grow up to the second value.
 _FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 5.0, 300.0
 
 

@@ -42,9 +42,11 @@ class StoreRefused(StoreUnavailable):
 
 
 class StoreInTransaction(SafeError):
-    """A Django transaction is open. Its rollback would undo the work or the record, but not both.
+    """A Django transaction is open.
 
-    A lock would also be released before its holder's writes are committed.
+    The store may use another connection than the transaction. So a rollback would undo either the
+    task's work or the store's record, and leave the other. In addition, a lock would be released
+    before its holder's writes are committed.
     """
 
 

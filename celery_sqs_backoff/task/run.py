@@ -87,8 +87,8 @@ def wrap_trace(task: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
         delivery = request.pop(DELIVERY_KEY, None) if request else None
         if not isinstance(delivery, Delivery):  # another broker
             return trace(task_id, args, kwargs, request)
-        # Read this before the run, because Celery before 5.7 removes the next task of a chain from
-        # the list before it sends that task.
+        # Read this now. After the run it may be wrong, because Celery before 5.7 removes the next
+        # task of a chain from ``request["chain"]``, even if sending that task then fails.
         is_awaited = bool(request.get("callbacks") or request.get("chain") or request.get("chord"))
         run = Run(task_id, delivery, is_awaited)
         token = RUNNING.set(run)
@@ -633,7 +633,8 @@ def seconds_until(eta: datetime | None, task: Any, now: float) -> float:
 
 
 def _retry_in_place_of(task: Any, raised: Retry) -> Exception:
-    """Retry a task that raised ``Retry`` without its own ``retry()``. Return the error to raise.
+    """Retry a task that raised ``Retry``, but did not call its ``retry()``. Return the error to
+    raise.
 
     The task's code may raise ``Retry`` by hand. Or it calls another task as a function, and the
     ``retry()`` of that task raises ``Retry`` and publishes nothing. Celery would assume that a copy

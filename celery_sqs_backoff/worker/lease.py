@@ -1,9 +1,10 @@
 """One received message, from its receive until SQS has confirmed its settlement.
 
 A settlement deletes the message, hides it, gives it back (lets SQS show it at once), or sends it to
-the dead-letter queue. Until then, renewals extend its visibility timeout. This file owns the states
-of a message and the transitions between them. The settlement table (:mod:`.settlement`) makes the
-transitions and plans the calls to SQS. A worker's table is its keeper (:mod:`.keeper`).
+the dead-letter queue. Before the settlement, renewals extend the message's visibility timeout. This
+file owns the states of a message and the transitions between them. The settlement table
+(:mod:`.settlement`) makes the transitions and plans the calls to SQS. Each worker has one such
+table, its keeper (:mod:`.keeper`), which also makes the calls.
 """
 
 from __future__ import annotations
@@ -199,8 +200,8 @@ class Lease:
     #: In a state of HIDING: whether SQS may have carried out an earlier call, although no response
     #: arrived.
     in_doubt: bool = False
-    #: Whether the message was lost, and no run uses this lease any more. If the worker receives the
-    #: message again, it uses the new lease.
+    #: Whether the message was lost, and no run uses this lease any more. A later receive of the
+    #: message makes a new lease.
     is_over: bool = False
     #: How often the call for its present state has failed.
     failures: int = 0

@@ -50,10 +50,10 @@ _LOOK_SECONDS: Final = 0.05
 #: could miss a turn.
 _LONGEST_TURN_SECONDS: Final = 0.25
 
-#: Messages with a slot that have not begun are limited to the number of slots in this time, for
-#: example 10 messages at 50 slots a second. They may all begin together when processes become free.
-#: Then one second contains up to a fifth more calls than agreed. With a lower limit, a small pool
-#: could not use its whole rate.
+#: A worker takes slots in advance for at most 0.2 s, for example 10 slots at 50 a second. If the
+#: processes are busy, the messages with these slots wait, and may all begin together when processes
+#: become free. Then one second contains up to a fifth more calls than agreed. With a lower limit, a
+#: small pool could not use its whole rate.
 _OUTSTANDING_SECONDS: Final = 0.2
 
 #: If a message with a slot has not begun in this time, the worker assumes that the message waits
@@ -236,8 +236,9 @@ class Pace:
     ) -> None:
         """Hide messages until their times of return.
 
-        A message has no time of return (``None``) if it may not be hidden until the next free time
-        of return. Then it comes back at a random earlier time, and waits for a slot again.
+        ``None`` as the time of return means that the next free time of return is later than the
+        message may be hidden. Such a message comes back at a random earlier time, and then waits
+        for a slot again.
         """
         for lease, at in zip(hide, returns, strict=True):
             if (hold := self._to_hide.pop(lease, None)) is not None:

@@ -85,8 +85,9 @@ class Poller:
         self._events, self._pulse, self._clock = keeper.events, keeper.pulse, keeper.clock
         self._name = f"the poller of {url}"
         self._calls = receiver.clients.polling(url)
-        # On a FIFO queue, receive one message per call. SQS hands out no other message of its group
-        # until this message is deleted or visible again. So SQS keeps the order of each group.
+        # On a FIFO queue, receive one message per call. One call for ten messages could return
+        # several of the same group, which would then run side by side. After a single message, SQS
+        # holds back the rest of its group until the message is deleted or visible again.
         self._most = 1 if url.endswith(".fifo") else MAX_BATCH_ENTRIES
         self._wait_seconds = wait_seconds
         self._pause_seconds = pause_seconds

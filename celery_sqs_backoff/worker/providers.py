@@ -196,9 +196,9 @@ class Gate:
     def ended(self, lease: Lease, ended: RunEnd) -> None:
         """Note how a run ended.
 
-        A failure counts if a rule of the task attributes it to the provider. It counts even if the
-        provider may have done the work. For example, a gateway that answers 502 needs a pause too.
-        Unknown errors do not count.
+        A failure counts towards an outage if a rule of the task attributes it to the provider. It
+        counts even if the provider may have done the work. For example, a gateway that answers 502
+        needs a pause too. Unknown errors do not count.
         """
         reply = Reply.ANSWERED if ended.end is End.RETURNED else ended.reply
         retry_after = ended.decision.retry_after if isinstance(ended.decision, Hide) else None

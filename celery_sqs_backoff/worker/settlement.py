@@ -431,9 +431,9 @@ class SettlementTable:
     def room_to_bring_forward(self, most: int) -> int:
         """Return how many more messages to bring forward now.
 
-        At most ``most`` messages may wait at a time for SQS's response to such a call. While calls
-        fail, at most one message may wait, because after a failed call the worker may not know
-        whether SQS shows the message.
+        To bring a message forward, the worker calls SQS. At most ``most`` messages may wait at a
+        time for SQS's response to this call. While calls fail, at most one message may wait,
+        because after a failed call the worker may not know whether the message is visible.
         """
         with self.lock:
             lanes = [x for x in self._lanes.values() if x.operation is Operation.CHANGE_VISIBILITY]

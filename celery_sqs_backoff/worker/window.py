@@ -68,8 +68,8 @@ _LOOK_AGAIN_SECONDS = 1.0
 #: further messages from the queue. A settlement deletes, hides, shows or dead-letters a message.
 _BEHIND = 1_000
 
-#: If there are too many unconfirmed settlements for longer than this, the worker logs it. After a
-#: burst of short tasks, SQS confirms them sooner.
+#: If there are too many unconfirmed settlements for longer than this, the worker logs it. A burst
+#: of short tasks causes no such line, because SQS confirms their settlements within this time.
 _LONG_BEHIND_SECONDS = 10.0
 
 

@@ -111,7 +111,7 @@ def _write(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: An
     own = {name: getattr(it, "name", it) for name, it in task._get_exec_options().items()}
     options = {"task_id": str(uuid4()), **own, **options}
     if isinstance(seconds := options.get("expires"), int | float):
-        # The seconds count from this call, and not from the time at which it is sent.
+        # The seconds count from now, and not from the time at which the message is sent.
         options["expires"] = task.app.now() + timedelta(seconds=seconds)
     try:
         # Also decode the text. kombu may fail to decode {"__type__": ..., "__value__": ...}.
