@@ -61,9 +61,10 @@ LONGEST_RETRY_AFTER_SECONDS = 3600.0
 #: another worker has noticed a recovery, and brings messages forward. So the gate probes early with
 #: such a message, if its last probe is at least ``probe_interval`` ago.
 #:
-#: When an outage has lasted for ``LATE_OUTAGE_SECONDS``, messages also return because their holds
-#: have ended. Then the gate probes early only ``LATE_PAUSE_SECONDS`` after its last probe, or if
-#: many messages have returned since then. Many are ``EARLY_SHARE`` of the worker's hidden messages.
+#: When an outage has lasted for ``LATE_OUTAGE_SECONDS`` (the shortest hold of half an hour, with
+#: its jitter), messages also return because their holds have ended. Then the gate probes early only
+#: ``LATE_PAUSE_SECONDS`` after its last probe, or if many messages have returned since then. Many
+#: are ``EARLY_SHARE`` of the worker's hidden messages.
 LATE_OUTAGE_SECONDS, LATE_PAUSE_SECONDS, EARLY_SHARE = 1350.0, 40.0, 0.1
 
 #: If the end of a probe is not reported within this time, another message may probe.

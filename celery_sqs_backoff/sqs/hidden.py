@@ -2,7 +2,7 @@
 
 A provider is a service that tasks call. A hold is the time for which SQS hides a message, until the
 visibility timeout ends. To bring a message forward is to end its hold early. Only the settlement
-table (``worker.settlement``) adds and drops messages.
+table (``worker.settlement``) and the simulator add and drop messages.
 """
 
 from __future__ import annotations
