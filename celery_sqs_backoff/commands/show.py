@@ -159,11 +159,12 @@ def closing(
     deletes, selects = bool(options.get("delete")), has_selection(options)
     number = report.dropped if deletes else report.sent
     done, undone = ("deleted unsent", "deleted") if deletes else ("sent", "sent")
-    put_back_before = 0
+    put_back_before, skipped = 0, "have expired and stay (--expired extend)"
     if options.get("restore"):
-        done = f"put back on {name}"
+        done, skipped = f"put back on {name}", "were on the queue already and were not sent"
         if report.ended is Ended.DONE:
-            put_back_before = max(0, looked_at - number - report.failed - report.in_doubt)
+            left = report.failed + report.skipped + report.in_doubt
+            put_back_before = max(0, looked_at - number - left)
     doubt = "twice" if options.get("include_unknown") else "already"
     # With a selection, "3 of 100 sent" would read as if 97 messages had failed.
     found = [
@@ -179,8 +180,7 @@ def closing(
         (report.failed, f"could not be {undone} and stay"),
         (report.unknown, "may have been done already and stay (--include-unknown)"),
         # With a selection, ``skipped`` also counts messages that are not selected.
-        (not selects and report.skipped - report.unknown,
-         "have expired and stay (--expired extend)"),
+        (not selects and report.skipped - report.unknown, skipped),
         (report.in_doubt, f"may have been sent {doubt}; their ids are above (--include-unknown)"),
         (report.not_deleted, "are sent, and SQS has not confirmed that it deleted them"),
     ):  # fmt: skip

@@ -74,10 +74,10 @@ def redrive(
             expired, unreadable, in doubt, or were replayed too often, and messages with outcome
             UNKNOWN. Needs ``dump``.
         restore: an archive (from ``dump``, or from ``copy`` of ``peek``). Put its messages back on
-            the dead-letter queue, each once, and send no message elsewhere. ``journal`` records
-            each message put back. Its default is then a file next to the archive
-            (``FILE.restored``). Not with ``to``, ``rate``, ``spread``, ``probe``, ``delete``,
-            ``dump``, ``limit`` or a selection.
+            the dead-letter queue, each once, and send no message elsewhere. Skip messages that are
+            on the queue. ``journal`` records each message put back. Its default is then a file next
+            to the archive (``FILE.restored``). Not with ``to``, ``rate``, ``spread``, ``probe``,
+            ``delete``, ``dump``, ``limit`` or a selection.
         dump: append each message to this file (JSON lines) before the message is sent or deleted.
         journal: record each send in this file, before the send and after it. After a kill, the next
             run with this file continues the killed run. If the path is a directory, the journal is
@@ -92,7 +92,7 @@ def redrive(
         RedriveRefused: the redrive must not begin. No message was sent.
         RedriveUnreachable: SQS does not answer at the start, or denies a call. Later failures of
             SQS, and of writes to the journal or the archive, are in the report instead. But a
-            restore also raises it if it cannot look on the queue for messages in doubt.
+            restore also raises it if it cannot look through the queue.
         ValueError, TypeError: an option is invalid.
 
     If ``on_event`` raises an exception, the run ends, and ``redrive`` then raises that exception.

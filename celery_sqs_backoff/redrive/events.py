@@ -48,7 +48,8 @@ class RedriveReport:
         failed: messages that could not be sent (SQS refused, or no destination is known). They are
             still in the source.
         skipped: messages that were not selected, messages with an expired task, and messages with
-            a task that may have been done already. They are still in the source.
+            a task that may have been done already. They are still in the source. A restore skips
+            the messages that are on the queue.
         poison: messages that came back to the source after this run had sent them, or that were
             replayed too often. They are still in the source.
         in_doubt: messages that may have been sent, because SQS's response to the send was lost.
@@ -138,7 +139,7 @@ class NotDeleted(_MessagesLeft):
 
 
 class Skipped(_MessagesLeft):
-    """Messages that the options exclude. They stay in the source."""
+    """Messages that the options exclude, or that a restore found on the queue. They stay there."""
 
 
 class Poison(_MessagesLeft):

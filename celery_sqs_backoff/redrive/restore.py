@@ -2,9 +2,14 @@
 
 A redrive (option ``dump``) or a peek (option ``copy``) has written the archive. A restore does not
 change it. The journal records which messages were put back. The restore sends each message with an
-attribute, which holds the ID that the message has in the archive. If SQS's answer to a send is
-lost, the message is *in doubt*. Then the restore looks for this ID on the queue before it sends the
-message again.
+attribute, which holds the ID that the message has in the archive. Before the first send, the
+restore looks through the queue, and then does not send messages that are on it: the archive may be
+a copy of messages that were never deleted. The look does not see messages that another consumer
+hides, or that wait behind a message of their FIFO group. The restore sends these again, and its
+report warns of them.
+
+If SQS's answer to a send is lost, the message is *in doubt*. Then the restore looks for the
+message on the queue before it sends the message again.
 """
 
 from __future__ import annotations
@@ -31,9 +36,9 @@ from .options import RedriveOptions
 from .queues import Endpoint, Route
 from .sender import Sender
 from .throttle import Throttle
+from .triage import Action
 
-#: The restore looks on the queue for messages in doubt, and sends absent messages again, at most
-#: this number of times.
+#: The restore looks through the queue, and sends absent messages, at most this number of times.
 _ROUNDS = 3
 
 
@@ -70,6 +75,8 @@ class Restore:
         to = Route(self._queue, fixed=self._queue)
         self._sender = _PutBack(to, self._ledger, self._halt, Throttle(None), options)
         self._messages = 0
+        #: IDs of the messages that the last look found; ``None`` = the restore has not looked yet.
+        self._found: set[str | None] | None = None
 
     def __call__(self) -> RedriveReport:
         """Put the messages back, and return the report.
@@ -86,7 +93,7 @@ class Restore:
         ledger.emit(Started(run_id, self._queue.name, self._messages, 1, bool(journal.past), path))
         ledger.emit.start()
         for _ in range(_ROUNDS):
-            self._settle_doubts()
+            self._look()
             self._send_all()
             if not ledger.doubted or must_end(ledger, self._halt):
                 break
@@ -113,45 +120,57 @@ class Restore:
         return count
 
     def _send_all(self) -> None:
-        """Send the messages of the archive that were not put back yet and are not in doubt."""
-        ledger, at = self._ledger, self._halt.clock()
+        """Send the messages of the archive that are not on the queue and not in doubt."""
+        ledger, at, found = self._ledger, self._halt.clock(), self._found or set()
         for messages in chunks(self._read(), MAX_BATCH_ENTRIES):
             if must_end(ledger, self._halt):
                 return
             held, _ = ledger.enter(0, messages, float("inf"))
             known = [message for message in held if ledger.find_doubt(message) is None]
-            self._sender.send_all(self._queue, ledger.admit(known, None))
+            there = [message for message in known if message.id in found]
+            ledger.leave([(message, Action.SKIP, "it is on the queue") for message in there])
+            absent = [message for message in known if message.id not in found]
+            self._sender.send_all(self._queue, ledger.admit(absent, None))
             if self._halt.clock() - at >= 1:
                 at = self._halt.clock()
                 ledger.emit(ledger.progress(self._messages, None))
 
-    def _settle_doubts(self) -> None:
-        """Look on the queue for messages in doubt.
+    def _look(self) -> None:
+        """Look through the queue before the first send, and for messages in doubt.
 
-        A message that is on the queue counts as sent. Any other message in doubt will be sent again
-        if it is surely absent, or with ``include_unknown``. It is surely absent if the peek has
-        received all messages of the queue, and if the message has room for its ID as an attribute.
+        A message in doubt that is on the queue counts as sent. Any other message in doubt will be
+        sent again if it is surely absent, or with ``include_unknown``. It is surely absent if the
+        look has received all messages of the queue, and if the message has room for its ID as an
+        attribute.
         """
         ledger, doubted = self._ledger, set(self._ledger.doubted)
-        if not doubted or must_end(ledger, self._halt):
+        if must_end(ledger, self._halt) or not (doubted or self._found is None):
             return
         found: set[str | None] = set()
         plan = look_through(
             self._route,
             RedriveOptions(),
             None,
-            copy=lambda messages, _: found.update(m.restored_id for m in messages),
+            copy=lambda messages, _: found.update(
+                x for m in messages for x in (m.id, m.restored_id)
+            ),
             stop=self._stop,
             now=self._halt.now,
         )
-        if self._halt.is_set:
+        unseen = plan.messages - plan.looked_at
+        if self._found is None and unseen > 0:
+            self._halt.detail = (
+                f"{unseen} messages of the queue are hidden. If the archive has them, they may be"
+                " on the queue twice now"
+            )
+        self._found = found
+        if self._halt.is_set or not doubted:
             return
         absent = doubted - found
         if not self._options.include_unknown:
-            is_whole = plan.looked_at >= plan.messages
             entries = ((m.id, _make_entry(m)) for m in self._read())
             marked = {i for i, e in entries if RESTORED_ATTRIBUTE in e.get("MessageAttributes", ())}
-            absent &= marked if is_whole else set()
+            absent &= set() if unseen > 0 else marked
         ledger.settle_doubts(doubted & found, absent)
 
 

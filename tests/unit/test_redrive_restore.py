@@ -53,6 +53,38 @@ def test_restore_after_kills(tmp_path, seed, fifo):
     assert world.bodies(world.source) == Counter(bodies)
 
 
+def test_archive_of_copy(world, tmp_path):
+    """A restore does not send messages that are on the queue, such as those of a copy."""
+    bodies = [f"m{n}" for n in range(27)]
+    world.fill(*bodies)
+    with Archive(tmp_path / "a", source=str(world.source.arn)) as archive:
+        world.look(copy=archive)
+    del world.sqs.queues[world.source.url].messages[5:12]
+    report = world.restore(tmp_path / "a")
+    assert (report.ended, report.sent, report.skipped) == (Ended.DONE, 7, 20)
+    assert world.bodies(world.source) == Counter(bodies)
+
+
+def test_hidden_message(world, tmp_path):
+    """If another consumer hides a message from the look, the report says that it may be twice."""
+    world.fill("m")
+    with Archive(tmp_path / "a", source=str(world.source.arn)) as archive:
+        world.look(copy=archive)
+    world.sqs.receive_message(QueueUrl=world.source.url, VisibilityTimeout=600)
+    report = world.restore(tmp_path / "a")
+    assert (report.ended, report.sent) == (Ended.DONE, 1)
+    assert report.detail.startswith("1 messages of the queue are hidden")
+
+
+def test_missing_journal(world, tmp_path):
+    """Without the journal, a second restore finds by their marks the messages put back before."""
+    bodies = archive_messages(world, tmp_path / "a", 12)
+    world.restore(tmp_path / "a")
+    (tmp_path / "a.restored").unlink()
+    assert world.restore(tmp_path / "a").skipped == 12
+    assert world.bodies(world.source) == Counter(bodies)
+
+
 @pytest.mark.parametrize("arrives", [False, True])
 def test_lost_response(world, tmp_path, arrives):
     """If SQS's answer to a send is lost, the restore looks for the messages on the queue."""
@@ -87,7 +119,7 @@ def test_no_response(world, tmp_path):
 
 
 def test_look_denied(world, tmp_path):
-    """If SQS denies the look for messages in doubt, the restore reports why it ended."""
+    """If SQS denies a look through the queue, the restore reports why it ended."""
     archive_messages(world, tmp_path / "a", 12)
     world.sqs.faults.append(Fault(SEND, ReadTimeoutError(endpoint_url="x")))
     world.sqs.faults.append(Fault("ReceiveMessage", "AccessDenied"))
@@ -97,12 +129,13 @@ def test_look_denied(world, tmp_path):
     assert (report.ended, report.sent, report.remaining) == (Ended.UNREACHABLE, 2, 2)
 
 
-def test_stop_during_look(world, tmp_path):
-    """A stop also ends the look for messages in doubt. They stay in doubt."""
+@pytest.mark.parametrize(("looks", "sent", "in_doubt"), [(0, 0, 0), (1, 2, 10)])
+def test_stop_during_look(world, tmp_path, looks, sent, in_doubt):
+    """A stop also ends a look through the queue. Messages in doubt stay in doubt."""
     archive_messages(world, tmp_path / "a", 12)
     world.fill(*(f"other {n}" for n in range(100)))
     world.sqs.faults.append(Fault(SEND, ReadTimeoutError(endpoint_url="x")))
-    before = world.calls["receive_message"]
+    before = world.calls["receive_message"] + 10 * looks  # a whole look takes ten calls
 
     def stop_in_look():
         if world.calls["receive_message"] == before + 2:
@@ -110,7 +143,7 @@ def test_stop_during_look(world, tmp_path):
 
     world.before_step = stop_in_look
     report = world.restore(tmp_path / "a", include_unknown=True)
-    assert (report.ended, report.sent, report.in_doubt) == (Ended.INTERRUPTED, 2, 10)
+    assert (report.ended, report.sent, report.in_doubt) == (Ended.INTERRUPTED, sent, in_doubt)
     assert world.calls["receive_message"] <= before + 3
 
 

@@ -96,11 +96,12 @@ def test_end_of_delete():
 
 def test_end_of_restore():
     """The last lines of a restore count the messages that it put back on their queue."""
-    report = RedriveReport(sent=3, in_doubt=1, looked_at=9)
+    report = RedriveReport(sent=3, in_doubt=1, skipped=2, looked_at=11)
     found = closing(report, queue="q", options={"restore": "a"}, journal="a.restored")
-    assert found[0] == "3 of 9 put back on q."
+    assert found[0] == "3 of 11 put back on q."
     assert found[1] == "5 had been put back by an earlier run, as a.restored says."
-    assert "--include-unknown" in found[2]
+    assert found[2] == "2 were on the queue already and were not sent."
+    assert "--include-unknown" in found[3]
 
 
 @pytest.mark.parametrize("selected", [{}, {"task": "a"}])
