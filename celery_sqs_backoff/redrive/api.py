@@ -11,7 +11,7 @@ from .events import RedriveEvent, RedriveReport
 from .files import Archive, Journal, NoJournal
 from .options import RedriveOptions
 from .queues import open_route
-from .restore import Restore
+from .restore import Restore, check_archive
 from .run import RedriveRun
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ def redrive(
     with open_route(app, source, checked, to=to) as route, ExitStack() as stack:
         key, path, archive = str(route.source.arn), checked.journal, checked.restore
         if archive is not None:
+            # First check the archive. The journal of a refused restore would block the right one.
+            messages = check_archive(archive, key)
             path = path or archive.with_name(f"{archive.name}.restored")
             key = f"restore to {key}"
         elif path is not None and path.is_dir():
@@ -114,7 +116,7 @@ def redrive(
             journal = stack.enter_context(Journal(path, source=key))
         settings: dict[str, Any] = {"journal": journal, "on_event": on_event, "stop": stop}
         if archive is not None:
-            return Restore(route, checked, archive=archive, **settings)()
+            return Restore(route, checked, archive=archive, messages=messages, **settings)()
         copy = None
         if checked.dump is not None:
             copy = stack.enter_context(Archive(checked.dump, source=str(route.source.arn)))

@@ -50,6 +50,7 @@ class Restore:
         options: the restore uses only ``include_unknown``. If it is true, the restore sends a
             message in doubt again even if the message may already be on the queue.
         archive: the file to read.
+        messages: number of its messages, from :func:`check_archive`.
         journal: names the messages that earlier restores have put back or left in doubt.
         on_event: is called with one event at a time.
         stop: set it to end the restore early.
@@ -62,6 +63,7 @@ class Restore:
         options: RedriveOptions,
         *,
         archive: Path,
+        messages: int,
         journal: NoJournal,
         on_event: Callable[[RedriveEvent], None] | None = None,
         stop: threading.Event | None = None,
@@ -69,22 +71,16 @@ class Restore:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._queue, self._route, self._options = route.source, route, options
-        self._archive, self._journal = archive, journal
+        self._archive, self._messages, self._journal = archive, messages, journal
         self._halt, self._stop = Halt(stop, clock, now), stop
         self._ledger = Ledger(journal, on_event, clock, float("inf"))
         to = Route(self._queue, fixed=self._queue)
         self._sender = _PutBack(to, self._ledger, self._halt, Throttle(None), options)
-        self._messages = 0
         #: IDs of the messages that the last look found; ``None`` = the restore has not looked yet.
         self._found: set[str | None] | None = None
 
     def __call__(self) -> RedriveReport:
-        """Put the messages back, and return the report.
-
-        Raises:
-            RedriveRefused: the archive is damaged, or of another queue. No message was sent.
-        """
-        self._messages = self._count()
+        """Put the messages back, and return the report."""
         return carry_out(self._work, self._ledger, self._halt, estimate=lambda: self._ledger.sent)
 
     def _work(self) -> int:
@@ -101,28 +97,10 @@ class Restore:
         must_end(ledger, self._halt)
         return self._queue.depth_or(ledger.sent)
 
-    def _read(self) -> Iterator[DlqMessage]:
-        seen: set[str] = set()
-        for message in read_archive(self._archive):
-            if message.id not in seen:
-                seen.add(message.id)
-                yield message
-
-    def _count(self) -> int:
-        count = 0
-        for message in self._read():
-            if (source := message.message.get("Source")) != str(self._queue.arn):
-                raise RedriveRefused(
-                    f"Archive {self._archive} belongs to {source or 'no queue'}, not to"
-                    f" {self._queue.arn}."
-                )
-            count += 1
-        return count
-
     def _send_all(self) -> None:
         """Send the messages of the archive that are not on the queue and not in doubt."""
         ledger, at, found = self._ledger, self._halt.clock(), self._found or set()
-        for messages in chunks(self._read(), MAX_BATCH_ENTRIES):
+        for messages in chunks(_read_once(self._archive), MAX_BATCH_ENTRIES):
             if must_end(ledger, self._halt):
                 return
             held, _ = ledger.enter(0, messages, float("inf"))
@@ -168,10 +146,35 @@ class Restore:
             return
         absent = doubted - found
         if not self._options.include_unknown:
-            entries = ((m.id, _make_entry(m)) for m in self._read())
+            entries = ((m.id, _make_entry(m)) for m in _read_once(self._archive))
             marked = {i for i, e in entries if RESTORED_ATTRIBUTE in e.get("MessageAttributes", ())}
             absent &= set() if unseen > 0 else marked
         ledger.settle_doubts(doubted & found, absent)
+
+
+def check_archive(archive: Path, queue: str) -> int:
+    """Return the number of messages in an archive. ``queue``: ARN of the dead-letter queue.
+
+    Raises:
+        RedriveRefused: the archive is damaged, or of another queue.
+    """
+    count = 0
+    for message in _read_once(archive):
+        if (source := message.message.get("Source")) != queue:
+            raise RedriveRefused(
+                f"Archive {archive} belongs to {source or 'no queue'}, not to {queue}."
+            )
+        count += 1
+    return count
+
+
+def _read_once(archive: Path) -> Iterator[DlqMessage]:
+    """Yield the messages of an archive. Yield a message that it has twice once."""
+    seen: set[str] = set()
+    for message in read_archive(archive):
+        if message.id not in seen:
+            seen.add(message.id)
+            yield message
 
 
 class _PutBack(Sender):

@@ -31,7 +31,7 @@ from celery_sqs_backoff.redrive.halt import draw_pause
 from celery_sqs_backoff.redrive.look import Plan, look_through
 from celery_sqs_backoff.redrive.options import RedriveOptions
 from celery_sqs_backoff.redrive.queues import Endpoint, Route
-from celery_sqs_backoff.redrive.restore import Restore
+from celery_sqs_backoff.redrive.restore import Restore, check_archive
 from celery_sqs_backoff.redrive.run import RedriveRun
 from celery_sqs_backoff.redrive.sweep import Sweep
 from celery_sqs_backoff.sqs.arns import QueueArn
@@ -161,6 +161,7 @@ class World:
                 Route(self.source, (self.main,)),
                 RedriveOptions(**options),
                 archive=archive,
+                messages=check_archive(archive, str(self.source.arn)),
                 journal=journal,
                 on_event=self._note,
                 stop=self.stop,

@@ -5,13 +5,15 @@ A message is in doubt if SQS has not answered its send.
 
 import random
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 from botocore.exceptions import ReadTimeoutError
 
-from celery_sqs_backoff.redrive import Ended, RedriveRefused, RedriveUnreachable
+from celery_sqs_backoff.redrive import Ended, RedriveRefused, RedriveUnreachable, api
 from celery_sqs_backoff.redrive.events import Finished, InDoubt
 from celery_sqs_backoff.redrive.files import Archive, read_archive
+from celery_sqs_backoff.redrive.queues import Route
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
 from tests.support.fake_sqs import Fault
 from tests.support.redrive_world import Killed, World
@@ -176,13 +178,19 @@ def test_duplicate_lines(world, tmp_path):
     assert world.restore(tmp_path / "a").sent == 0
 
 
-def test_archive_of_other_queue(world, tmp_path):
-    """A restore refuses the archive of another queue."""
+def test_archive_of_other_queue(world, tmp_path, monkeypatch):
+    """A restore refuses the archive of another queue, and then creates no journal.
+
+    The journal would block the restore to the right queue.
+    """
     archive_messages(world, tmp_path / "a", 3)
     text = (tmp_path / "a").read_text().replace(":mail-dlq", ":sms-dlq")
     (tmp_path / "a").write_text(text)
+    route = Route(world.source, (world.main,))
+    monkeypatch.setattr(api, "open_route", lambda *args, **options: nullcontext(route))
     with pytest.raises(RedriveRefused, match=r"belongs to arn.*sms-dlq, not to"):
-        world.restore(tmp_path / "a")
+        api.redrive(None, "mail-dlq", restore=tmp_path / "a")
+    assert not (tmp_path / "a.restored").exists()
 
 
 def test_queue_denies_sends(world, tmp_path):
