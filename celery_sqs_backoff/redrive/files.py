@@ -264,8 +264,9 @@ def read_archive(path: Path) -> Iterator[DlqMessage]:
                 why = f"Line {number} of archive {path} is not a dead letter ({type(exc).__name__})"
                 if not line.endswith(b"\n"):
                     why += (
-                        "; it is truncated, as after a kill. Its message was not deleted: remove"
-                        " the line"
+                        "; it is truncated. If a kill ended the redrive that wrote the archive, the"
+                        " message is still on the queue: remove the line. If the file is a damaged"
+                        " copy, replace it by the complete file"
                     )
                 raise RedriveRefused(f"{why}.") from None
 
