@@ -15,7 +15,7 @@ from kombu.transport import SQS
 from celery_sqs_backoff.redrive import peek
 from celery_sqs_backoff.sqs.arns import QueueArn
 from celery_sqs_backoff.store.dynamodb import DynamoDBStore
-from tests.unit.test_docs import OPERATIONS, ROOT, blocks, iam_action
+from tests.unit.test_docs import OPERATIONS, ROOT, blocks, code_spans, iam_action, tables
 
 from .redrive_stage import RedriveStage
 
@@ -117,6 +117,15 @@ def test_redrive(stage, asked):
     """A redrive makes no call that the policy of the dead-letter queue denies."""
     assert stage.redrive().sent == 12
     assert not any(is_denied(WRITERS, SOMEBODY, action) for action in asked()[DLQ])
+
+
+def test_restore(stage, asked, tmp_path):
+    """A restore makes only calls that the page's table for a person who replays shows."""
+    stage.redrive(delete=True, dump=tmp_path / "a")
+    assert stage.redrive(restore=tmp_path / "a").sent == 12
+    _, rows = [rows for rows in tables(ROOT / "docs/queues.md") if rows[0][0] == "action"]
+    on_dlq = [row for row in rows if row[1] in ("the dead-letter queue", "both")]
+    assert asked()[DLQ] <= {action for row in on_dlq for action in code_spans(row[0])}
 
 
 def test_writers():
