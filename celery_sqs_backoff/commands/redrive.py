@@ -101,6 +101,11 @@ def sqs_redrive(
         if dry_run:
             sys.exit(shell.dry_run())
         if options["journal"] == Path("none"):
+            if options["restore"] is not None:
+                raise ValueError(
+                    "--restore cannot be used with --journal none: without the record, a second"
+                    " restore would double messages"
+                )
             options["journal"] = None
         elif options["journal"] is None and options["restore"] is None:
             options["journal"] = journal_directory()

@@ -201,6 +201,14 @@ def test_engine_error_after_send(run, monkeypatch, error):
     assert "sent 7" in run("--yes").stdout
 
 
+def test_restore_without_journal(run, monkeypatch):
+    """The command refuses a restore without a journal, because a second one would send again."""
+    monkeypatch.setattr(redrive_shell, "redrive", lambda *args, **options: RedriveReport(sent=7))
+    result = run("--yes", "--restore", __file__, "--journal", "none")
+    assert result.exit_code == exit_codes.USAGE
+    assert "a second restore" in result.stderr
+
+
 def test_closed_stdin(run, monkeypatch):
     """If stdin is closed, as under some supervisors, a redrive does not ask but needs ``--yes``."""
 
