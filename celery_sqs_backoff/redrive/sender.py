@@ -241,11 +241,14 @@ class Sender:
     def delete(self, handles: Mapping[str, str]) -> set[str]:
         """Delete messages. Return the IDs of the messages that SQS did not delete.
 
+        If a whole call fails in all tries because SQS is away, the rest counts as not deleted.
+
         Arguments:
             handles: their receipt handles, by ID.
         """
         undeleted: dict[str, Failure] = {}
-        for batch in chunks(iter(handles.items()), MAX_BATCH_ENTRIES):
+        untried = iter(handles.items())
+        for batch in chunks(untried, MAX_BATCH_ENTRIES):
             left = dict(batch)
             for attempt in range(1, TRIES + 1):
                 results = zip(left, self._source.calls.delete(list(left.values())), strict=True)
@@ -259,6 +262,9 @@ class Sender:
                     break
                 self._halt.pause(attempt)
             undeleted |= failed
+            away = next((f for f in failed.values() if f.is_of_call and f.is_transient), None)
+            if away is not None:  # six tries for each further batch could take minutes
+                undeleted |= {id_: away for id_, _ in untried}
         with self._ledger.lock:
             self._undeleted.difference_update(handles)
             if undeleted:

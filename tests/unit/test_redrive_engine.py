@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from botocore.exceptions import (
     ClientError,
+    ConnectTimeoutError,
     NoCredentialsError,
     ReadTimeoutError,
     SSLError,
@@ -36,7 +37,7 @@ from celery_sqs_backoff.redrive.events import (
     Started,
 )
 from celery_sqs_backoff.redrive.files import NoJournal
-from celery_sqs_backoff.redrive.halt import Halt
+from celery_sqs_backoff.redrive.halt import TRIES, Halt
 from celery_sqs_backoff.redrive.ledger import Ledger
 from celery_sqs_backoff.redrive.message import DlqMessage
 from celery_sqs_backoff.redrive.sweep import Sweep
@@ -579,6 +580,16 @@ def test_fifo_group_after_refusal(tmp_path):
     world.on_event = refused_and_suspended
     report = world.redrive()
     assert report.sent == 8, "the messages after the refused one stay"
+
+
+def test_network_drop_before_deletes(world):
+    """At its end, a run without a network tries to delete one batch, and not each batch."""
+    world.fill(*bodies(50))
+    always(world, DELETE, ConnectTimeoutError(endpoint_url="x"))
+    report = world.redrive()
+    assert (report.sent, report.deleted, report.not_deleted) == (50, 0, 50)
+    # While it receives, the run tries each of the five batches.
+    assert world.calls["delete_message_batch"] == (5 + 1) * TRIES
 
 
 def test_denied_delete_without_send(world):
