@@ -164,7 +164,7 @@ class Sender:
             if not (left := [entry for entry in left if entry[0] in ours]):
                 return none_lost
             results = to.calls.send([entry for _, entry in left])
-            answers = list(zip(left, (result.failure for result in results), strict=True))
+            answers = list(zip(left, results, strict=True))
             sent = [entry[0] for entry, failure in answers if failure is None]
             failed = [(entry, failure) for entry, failure in answers if failure is not None]
             self._note(to, sent, failed, began)

@@ -48,17 +48,6 @@ class Received:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """The result of one entry of a batch.
-
-    ``failure`` is ``None`` if the entry succeeded. Only SendMessageBatch gives a ``message_id``.
-    """
-
-    message_id: str | None = None
-    failure: Failure | None = None
-
-
 class Calls:
     """The calls to SQS on one queue.
 
@@ -120,14 +109,14 @@ class Calls:
     def change_visibility(self, entries: Sequence[tuple[str, int]]) -> Results:
         """Hide up to ten messages, each given as (receipt handle, seconds). 0 s = show it now."""
         numbered = [{"ReceiptHandle": handle, "VisibilityTimeout": s} for handle, s in entries]
-        return [each.failure for each in self._batch(Operation.CHANGE_VISIBILITY, numbered)]
+        return self._batch(Operation.CHANGE_VISIBILITY, numbered)
 
     def delete(self, receipt_handles: Sequence[str]) -> Results:
         """Delete up to ten messages."""
         entries = [{"ReceiptHandle": handle} for handle in receipt_handles]
-        return [each.failure for each in self._batch(Operation.DELETE, entries)]
+        return self._batch(Operation.DELETE, entries)
 
-    def send(self, entries: Sequence[Mapping[str, Any]]) -> list[Sent]:
+    def send(self, entries: Sequence[Mapping[str, Any]]) -> Results:
         """Send up to ten messages, given as entries of SendMessageBatch without ``Id``."""
         return self._batch(Operation.SEND, entries)
 
@@ -172,7 +161,7 @@ class Calls:
             return self.attempt(operation, call, again=False)
         return failure
 
-    def _batch(self, operation: Operation, entries: Sequence[Mapping[str, Any]]) -> list[Sent]:
+    def _batch(self, operation: Operation, entries: Sequence[Mapping[str, Any]]) -> Results:
         """Make a batch call, and return one result per entry, in the order of the entries."""
         if len(entries) > MAX_BATCH_ENTRIES:
             raise ValueError(f"{len(entries)} entries: SQS takes {MAX_BATCH_ENTRIES} in a batch")
@@ -185,12 +174,12 @@ class Calls:
             methodcaller(method, QueueUrl=self.queue_url, Entries=numbered),
         )
         if isinstance(response, Failure):
-            return [Sent(failure=response)] * len(entries)
-        listed: dict[str, Sent] = {}
+            return [response] * len(entries)
+        listed: dict[str, Failure | None] = {}
         # If the response is malformed, the entries that were not read from it count as not listed.
         with suppress(AttributeError, KeyError, TypeError):
             for entry in response.get("Successful") or ():
-                listed[entry["Id"]] = Sent(entry.get("MessageId"))
+                listed[entry["Id"]] = None
             for entry in response.get("Failed") or ():
-                listed[entry["Id"]] = Sent(failure=failure_of_entry(entry, operation))
-        return [listed.get(entry["Id"], Sent(failure=NOT_LISTED)) for entry in numbered]
+                listed[entry["Id"]] = failure_of_entry(entry, operation)
+        return [listed.get(entry["Id"], NOT_LISTED) for entry in numbered]

@@ -190,8 +190,7 @@ def _send(port: Calls, entries: Sequence[CallEntry]) -> list[Failure | None]:
         return [Failure(Kind.NO_QUEUE, "NoDeadLetterQueue")] * len(entries)
     results: list[Failure | None] = []
     for batch in batches(enumerate(_dead_letter(entry.lease) for entry in entries)):
-        sent = port.on(dlq_url).send([letter for _, letter in batch])
-        results += [each.failure for each in sent]
+        results += port.on(dlq_url).send([letter for _, letter in batch])
     return results
 
 

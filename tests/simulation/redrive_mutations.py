@@ -20,7 +20,7 @@ from unittest import mock
 from celery_sqs_backoff.redrive import sender
 from celery_sqs_backoff.redrive.files import Journal
 from celery_sqs_backoff.redrive.ledger import Ledger
-from celery_sqs_backoff.sqs.calls import Calls, Sent
+from celery_sqs_backoff.sqs.calls import Calls, Results
 
 
 def _without_kind(kind: str) -> Any:
@@ -38,10 +38,10 @@ def _failed_is_sent() -> Any:
     """Count all entries of a batch as sent if SQS has accepted one of them."""
     send = Calls.send
 
-    def hopeful(self: Calls, entries: Any) -> list[Sent]:
+    def hopeful(self: Calls, entries: Any) -> Results:
         found = send(self, entries)
-        if any(result.failure is None for result in found):
-            return [Sent(message_id="m") for _ in found]
+        if any(result is None for result in found):
+            return [None for _ in found]
         return found
 
     return mock.patch.object(Calls, "send", hopeful)

@@ -45,9 +45,9 @@ def failure(url: str, ca: str | bool = False) -> Failure:
         verify=ca,
         config=Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=2),
     )
-    (sent,) = Calls(client, f"{url}/1/q").send([{"MessageBody": "b"}])
-    assert sent.failure is not None
-    return sent.failure
+    (failure,) = Calls(client, f"{url}/1/q").send([{"MessageBody": "b"}])
+    assert failure is not None
+    return failure
 
 
 def no_tls(connection: socket.socket) -> None:
