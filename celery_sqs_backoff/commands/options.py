@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from celery.bin.base import COMMA_SEPARATED_LIST, CeleryOption
 
-from celery_sqs_backoff.redrive.options import OUTCOMES, SELECTION
+from celery_sqs_backoff.redrive.options import OUTCOMES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -105,8 +105,3 @@ def ids_of(single: Sequence[str], file: Path | None) -> list[str] | None:
     except (OSError, UnicodeDecodeError) as exc:
         why = getattr(exc, "strerror", None) or "it is not UTF-8 text"
         raise ValueError(f"cannot read ids from {file}: {why}") from None
-
-
-def has_selection(options: Mapping[str, Any]) -> bool:
-    """Return whether the options select only some of the messages."""
-    return any(options.get(name) for name in SELECTION)

@@ -11,11 +11,12 @@ import click
 from click.core import ParameterSource
 
 from celery_sqs_backoff.redrive.look import DEFAULT_SAMPLE
+from celery_sqs_backoff.redrive.options import has_selection
 
 from .command import app_of, command
 from .environment import interrupt_on_signals
 from .exit_codes import FOUND, UNREACHABLE
-from .options import has_selection, ids_of, option, selection_options
+from .options import ids_of, option, selection_options
 from .redrive_shell import Shell
 from .show import describe_cost, no_match, plan_as_dict, print_messages, print_plan, print_whole
 

@@ -25,12 +25,12 @@ from celery_sqs_backoff.redrive import (
 )
 from celery_sqs_backoff.redrive.events import Finished, Started, as_dict
 from celery_sqs_backoff.redrive.look import DEFAULT_SAMPLE, Plan
+from celery_sqs_backoff.redrive.options import has_selection
 
 from . import exit_codes
 from .command import CommandFailed
 from .environment import until_signalled
 from .exit_codes import DONE, FOUND, INTERRUPTED, NOTHING_MATCHED, UNREACHABLE, USAGE
-from .options import has_selection
 from .progress import show_progress
 from .show import describe_cost, no_match, plan_as_dict, print_plan, print_report
 from .text import counted

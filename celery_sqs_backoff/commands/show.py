@@ -17,10 +17,10 @@ import click
 from celery_sqs_backoff.redrive import Ended, Plan, RedriveReport
 from celery_sqs_backoff.redrive.look import MessageFacts
 from celery_sqs_backoff.redrive.message import DlqMessage
+from celery_sqs_backoff.redrive.options import has_selection
 from celery_sqs_backoff.sqs.envelope import arguments
 from celery_sqs_backoff.units import spell_duration
 
-from .options import has_selection
 from .text import counted, safe
 
 #: A histogram shows at most this number of lines.

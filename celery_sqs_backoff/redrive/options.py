@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
@@ -98,11 +98,6 @@ class RedriveOptions:
                     f"restore cannot be used with {name}: it puts back all messages of the archive"
                 )
 
-    @property
-    def selects(self) -> bool:
-        """Whether the options select only some of the messages."""
-        return any(getattr(self, name) is not None for name in SELECTION)
-
     def matches(self, message: DlqMessage, now: float) -> bool:
         """Return whether a message is selected. ``now``: seconds since the epoch."""
         sent_at, origin = message.first_sent_at, message.origin
@@ -117,6 +112,11 @@ class RedriveOptions:
             and _matches(self.reason, message.reason)
             and _matches(self.error, message.error)
         )
+
+
+def has_selection(options: Mapping[str, Any]) -> bool:
+    """Return whether options of a redrive, by name, select only some of the messages."""
+    return any(options.get(name) is not None for name in SELECTION)
 
 
 def _parse_outcome(value: str | None) -> str | None:

@@ -32,7 +32,7 @@ from .files import Archive, NoJournal
 from .halt import Halt, carry_out
 from .ledger import Ledger
 from .message import DlqMessage
-from .options import RedriveOptions
+from .options import RedriveOptions, has_selection
 from .probe import ProbeGate
 from .queues import Endpoint, Route
 from .sender import DEDUPLICATION_SECONDS, Sender
@@ -93,7 +93,7 @@ class RedriveRun:
         self._source = source = route.source
         self._journal, self._archive = journal, archive
         self._halt = halt = Halt(stop, clock, now)
-        self._selects = options.selects
+        self._selects = has_selection(vars(options))
         hold = hold_seconds or (FILTER_HOLD_SECONDS if self._selects else HOLD_SECONDS)
         self.ledger = ledger = Ledger(journal, on_event, clock, hold)
         self._throttle = Throttle(options.rate, ramp=options.ramp or 0.0)
