@@ -229,7 +229,7 @@ def _fields(fact: MessageFacts) -> dict[str, Any]:
 
 def _record(message: DlqMessage | None) -> dict[str, Any]:
     record = message and message.record
-    return {**asdict(record), "attributes": None} if record else {}
+    return asdict(record) if record else {}
 
 
 def _arguments(body: str) -> Any:
