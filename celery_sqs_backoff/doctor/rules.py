@@ -70,7 +70,7 @@ def _rule(id_: str, *, is_live: bool = True) -> Callable[[_Ask], _Ask]:
 
 
 def _queue_rule(id_: str) -> Callable[[_AskQueue], _AskQueue]:
-    """Return a decorator that makes a rule of a function that checks one queue.
+    """Return a decorator that turns a check of one queue into a rule.
 
     The rule calls the function for each queue that workers consume and that could be read. The
     function's docstring is used as in ``_rule``.

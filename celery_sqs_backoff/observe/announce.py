@@ -22,8 +22,8 @@ _MOST_WAITING: Final = 10_000
 class Announce:
     """Sends the signals of :mod:`celery_sqs_backoff.signals` in order, from a thread of its own.
 
-    The thread ends when no signal waits. A receiver that blocks delays only later signals, not the
-    worker.
+    The thread ends when no signal waits. If a receiver of signals blocks, only the later
+    signals are delayed, not the worker.
 
     Args:
         task_named: returns the task with a given name, or ``None`` for an unknown task. The task is

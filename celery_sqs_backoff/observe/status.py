@@ -68,9 +68,9 @@ class QueueStatus:
     def unaccounted(self) -> int:
         """Number of messages in flight that are missing in the workers' reports.
 
-        A small number counts as 0: at most 20, or at most as many as the workers have reported. It
-        is also 0 if no worker has published numbers. The missing messages were hidden after a
-        worker's last report, or by a worker that has ended.
+        Such messages were hidden after a worker's last report, or by a worker that has ended. A
+        small number is normal, so the result is 0 unless the number is above both 20 and the number
+        of messages in the reports. It is also 0 if no worker has published numbers.
         """
         known = self.known or QueueNow()
         accounted = known.waiting + known.running + known.held

@@ -23,8 +23,8 @@ class Waiting:
 
     A waiting message is hidden by this worker until a later attempt. It stops waiting when SQS
     shows it again, at its time or earlier at the worker's request. It also stops when the worker
-    receives it, gives it up, or could not hide it. Each waiting message takes about 300 bytes, and
-    SQS allows 120,000 messages in flight per queue.
+    receives it or gives it up, or when the call to hide it has failed. Each waiting message takes
+    about 300 bytes, and SQS allows 120,000 messages in flight per queue.
 
     Args:
         clock: returns monotonic seconds.

@@ -39,9 +39,9 @@ SHORTEST_QUEUE_SECONDS, LONGEST_QUEUE_SECONDS = 30.0, 7200.0
 #: refused message comes back at a random time within half a minute.
 SOON_SECONDS, LATEST_SECONDS = 0.5, 30.0
 
-#: If few messages wait in a worker, it brings forward more messages a second than it may run,
-#: because other workers receive some of these messages. Its rate is multiplied by a factor, which
-#: doubles every half second, up to ten.
+#: Other workers receive some of the messages that a worker brings forward. So a worker in which few
+#: messages wait brings forward more messages a second than its rate of calls. It multiplies the
+#: rate by a factor, which doubles every half second, up to ten.
 PULL_DOUBLES_SECONDS, LONGEST_PULL = 0.5, 10.0
 
 #: A stopping worker lets its hidden messages return at ten a second, or faster if this would take
@@ -90,7 +90,8 @@ class Message:
         rng: RandomSource,
         now: float,
     ) -> Message:
-        """Describe a received message. This calls the user's policy for its delays.
+        """Describe a received message. This calls the user's policy to compute the message's
+        delays.
 
         ``now``: seconds since the epoch.
         """
@@ -131,7 +132,8 @@ def hide(
 ) -> Look:
     """Return the decision to hide a message.
 
-    A probe costs a receive. So a message with few receives left may probe only after its own delay.
+    A probe costs a receive. So a message with few receives left may probe only after its own delay,
+    when it would use up a receive anyway.
 
     Arguments:
         seconds: for how long to hide it.

@@ -71,8 +71,8 @@ class Times:
     def take_returns(self, holds: Sequence[float], now: float, rate: float) -> list[float | None]:
         """Take a time of return for each message to hide. Return these times.
 
-        ``None`` in the result: the next free time is later than this message may be hidden. The
-        time stays free for another message.
+        ``None`` in the result: this message may not stay hidden for long enough to reach the next
+        free time. The time stays free for another message.
 
         Arguments:
             holds: for each message, the longest time in seconds that it may be hidden.

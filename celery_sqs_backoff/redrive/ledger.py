@@ -293,9 +293,9 @@ class Ledger:
 
         Arguments:
             at: when the send began, in seconds since the epoch.
-            resend: whether the run sends the messages again. ``None`` = emit no event yet. On a
-                FIFO queue, the next response will show whether they were sent. In a restore, its
-                next look at the queue will show it.
+            resend: whether the run sends the messages again. ``None`` = not known yet. The run will
+                know whether the messages were sent by the next response of a FIFO queue, or by the
+                next look of a restore. So emit no event yet.
         """
         self._hold(messages)
         with self.lock:

@@ -92,8 +92,8 @@ class Sender:
             if to.is_fifo and group in self.held_groups:
                 self._fail(to, [batch[0][0]], "an earlier message of its group stays")
             elif not self._send_in_turn(to, batch) and to.is_fifo:
-                # SQS no longer hid the message, so the run did not send it and receives it again.
-                # Release the later messages of its group, too, so that they are sent after it.
+                # The message's hold had ended, so the run did not send it, and will receive it
+                # again. Release the later messages of its group, so that they are sent after it.
                 behind = [message for message, _ in entries if message.group_id == group]
                 for handles in chunks(iter(self._ledger.release(behind)), MAX_BATCH_ENTRIES):
                     self._source.hide(handles, 0)

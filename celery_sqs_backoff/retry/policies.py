@@ -1,6 +1,6 @@
 """The policies that compute the delay before a failed task is tried again.
 
-A policy computes the delay from the number of the failure and from random numbers. The caller
+A policy computes the delay from how often the task has failed, and from random numbers. The caller
 passes the source of random numbers in.
 """
 

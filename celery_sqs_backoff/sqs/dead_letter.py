@@ -213,7 +213,7 @@ def sendable(attribute: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _size(attributes: Mapping[str, Mapping[str, Any]]) -> int:
-    """Return the bytes of names, types and values, as SQS counts them."""
+    """Return the size of names, types and values in bytes, as SQS counts it."""
     return sum(
         len(name.encode())
         + sum(len(v if isinstance(v, bytes) else v.encode()) for v in value.values())

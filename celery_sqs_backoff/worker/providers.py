@@ -135,7 +135,8 @@ class Gate:
             longest = RETURNED_SECONDS if lease.delivery.receive_count > 1 else NEW_SECONDS
         with self._owner.lock:
             if not look.waits:
-                # The gate has noted a run, but the message must wait for its slot first.
+                # The gate has noted that a run began. Undo this, because the message must first
+                # wait for its slot.
                 self.core.ended(lease.message_id, None, now)
             # The provider's line is stuck if messages with slots still wait for a process. Then
             # this message also waits for a process, in effect. So it keeps its place in the
@@ -328,7 +329,8 @@ class Gates:
     def of_call(self, task: Any, payload: Callable[[], Any]) -> Gate | None:
         """Return the gate for one call of a task.
 
-        Read the call's arguments only if the provider's ``key`` names an argument with the tenant.
+        Read the call's arguments only if the provider's ``key`` is the name of the argument that
+        holds the tenant.
         """
         provider = task.backoff_options.provider
         key = getattr(provider, "key", None)

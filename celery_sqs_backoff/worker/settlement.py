@@ -814,7 +814,7 @@ class SettlementTable:
     def _plan(self, lease: Lease, at: float) -> None:
         """Plan the next changes of a message's visibility, in place of the earlier plans.
 
-        - In a state of ``HIDING``: the call for this state, at the time ``at``.
+        - A state that is one of ``HIDING``: the call for this state, at the time ``at``.
         - ``HELD``: its next renewal, and the end of its hold.
         - ``DELETE`` or ``DEAD_LETTER``: its next renewal.
         - ``HIDDEN``: the end of its hold.

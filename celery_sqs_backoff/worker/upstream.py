@@ -59,11 +59,11 @@ def wake_event_loop(hub: Any) -> Callable[[], None]:
 
 
 def declare_without_asking(consumer: Any) -> None:
-    """Let a worker start even if it may not read the attributes of its queues.
+    """Let a worker start even if it has no permission to read the attributes of its queues.
 
-    All versions: when kombu declares a queue, it asks for the queue's length (``Channel._size``)
-    and ignores the answer. For this call, it makes another client for each predefined queue. If SQS
-    refuses the call (AccessDenied), the worker ends.
+    When kombu declares a queue, it asks for the queue's length (``Channel._size``) and ignores the
+    answer. If SQS refuses the call (AccessDenied), the worker ends. The call also costs one more
+    client for each predefined queue. This is so in all versions of kombu.
     """
     connect = consumer.connect
 

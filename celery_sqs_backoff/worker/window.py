@@ -28,9 +28,9 @@ from .upstream import pool_size
 
 logger = get_logger(__name__)
 
-#: If tasks are short, the worker receives more messages than the window. The limit for these
-#: additional messages is this many times the window. If tasks suddenly take longer, the additional
-#: messages wait in the worker.
+#: If tasks are short, the worker receives more messages than fit into its window. The limit for
+#: these additional messages is this many times the window. If tasks suddenly take longer, the
+#: additional messages wait in the worker.
 _MAX_AHEAD = 3
 
 #: In addition to the messages that run, a worker holds this many times the number of messages that
