@@ -89,7 +89,7 @@ def test_bar_keeps_counts(stage, terminal):
     shown = terminal("--yes", "--rate", "30/s")
     assert shown.process.wait(60) == 0
     eventually(lambda: "80 of 80 sent." in shown.text, timeout=10, message=lambda: shown.text)
-    assert re.search(r"80/80 \d+\.\d/s failed 0 back 0", shown.text), "the counts are cut"
+    assert re.search(r"80/80 \d+\.\d/s failed 0 came back 0", shown.text), "the counts are cut"
     assert stage.bodies(stage.queue) == Counter(bodies)
 
 
