@@ -28,7 +28,14 @@ from . import unreadable, upstream
 from .lease import Lease, State
 from .payload import check_call
 from .receive import Receiver
-from .request import BackoffRequest, SettledBeforeRun, forget, may_begin, was_handed_to_pool
+from .request import (
+    BackoffRequest,
+    SettledBeforeRun,
+    begin_here,
+    forget,
+    may_begin,
+    was_handed_to_pool,
+)
 
 
 def install(consumer: Any, receiver: Receiver) -> None:
@@ -152,9 +159,13 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
         elif not lease.may_start():
             forget(request)
             return
+        if not upstream.is_pool_of(consumer.pool, "prefork"):
+            request.on_accepted = partial(begin_here, request)
         receiver.window.started(lease)
         try:
             hand_to_pool(request)
+        except SettledBeforeRun:
+            pass  # the pool solo runs tasks in ``hand_to_pool``, and this one must not begin
         except Exception as exc:  # noqa: BLE001
             refuse(request, exc)
 

@@ -8,7 +8,6 @@ signals, events). A failure in a report is logged, and has no effect on the mess
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -128,30 +127,9 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         lease.keeper.events.emit(lost)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """Note that the task begins, or keep it from beginning. Celery calls this.
-
-        If the pool runs tasks in this process, Celery calls this just before the task begins. Else
-        the task has already begun in another process, so it is too late to keep it from beginning.
-
-        Raises:
-            SettledBeforeRun: the task must not begin, because its message is settled, lost, or
-                hidden while its provider is down.
-        """
-        begins_now = pid == os.getpid()
-        try:
-            if begins_now and not may_begin(self):
-                self.lease.release()  # lets the keeper forget a lost message, which has no run
-                raise SettledBeforeRun
-            self.lease.has_turn = False  # its turn at its provider is used up
-            super().on_accepted(pid, time_accepted)
-        except SettledBeforeRun:
-            raise
-        except Exception as exc:
-            if not begins_now:
-                raise
-            # If this method raised the error, the pool would drop the run silently.
-            self.on_failure(_exc_info(exc), ended=RunEnd(End.NOT_BEGUN))
-            raise SettledBeforeRun from exc
+        """Note that the task begins. Celery calls this."""
+        self.lease.has_turn = False  # its turn at its provider is used up
+        super().on_accepted(pid, time_accepted)
 
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> None:
         """Cancel the run, at a cold shutdown or after a lost connection. Celery calls this.
@@ -300,6 +278,30 @@ def may_begin(request: Any) -> bool:
     return may_start
 
 
+def begin_here(request: Any, pid: int, time_accepted: float) -> None:
+    """Note that a task begins in this process, or keep it from beginning.
+
+    This replaces ``on_accepted`` of all requests in the pools that run tasks in this process, which
+    call it just before the task begins. With prefork, the task has already begun in another
+    process, so it is too late to keep it from beginning.
+
+    Raises:
+        SettledBeforeRun: the task must not begin, because its message is settled, lost, or
+            hidden while its provider is down.
+    """
+    if not may_begin(request):
+        request.lease.release()  # lets the keeper forget a lost message, which has no run
+        raise SettledBeforeRun
+    try:
+        type(request).on_accepted(request, pid, time_accepted)
+    except Exception as exc:
+        if not isinstance(request, BackoffRequest):
+            raise
+        # If this function raised the error, the pool would drop the run silently.
+        request.on_failure(_exc_info(exc), ended=RunEnd(End.NOT_BEGUN))
+        raise SettledBeforeRun from exc
+
+
 def forget(request: Request) -> None:
     """Let Celery drop a request that will not run. Else it stays in memory, with its body."""
     if state.requests.get(request.id) is request:
@@ -311,7 +313,7 @@ def was_handed_to_pool(request: Request) -> bool:
 
     Celery has only a weak reference to the pool's result object. Most pools keep this object until
     the task has ended. The pool threads does not keep it, so there this function returns false
-    while the task waits for a thread. That is right, because :func:`may_begin` can still keep the
+    while the task waits for a thread. That is right, because :func:`begin_here` can still keep the
     task from starting.
     """
     waits = request._apply_result is not None and request._apply_result() is not None

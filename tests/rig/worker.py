@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from time import monotonic
 from types import SimpleNamespace
@@ -95,10 +96,11 @@ def _pool_of(kind: str, worker: Worker) -> type[BasePool]:
         def __init__(self, limit: int, **options: Any) -> None:
             BasePool.__init__(self, limit, **options)
 
-        def on_apply(self, target: Any, args: Any, kwargs: Any, **options: Any) -> Run:
+        def on_apply(self, target: Any, args: Any, kwargs: Any, **options: Any) -> object:
             worker.runs.append(run := Run(worker, target, args, options))
             worker.rig.on_run(run)
-            return run
+            # Celery's threads pool returns a new object that it does not keep.
+            return thread.ApplyResult(Future()) if kind == "threads" else run
 
         def terminate_job(self, pid: int, signal: Any = None) -> None:
             if kind == "threads":
@@ -121,7 +123,8 @@ class Run:
     Attributes:
         worker: the worker whose pool has taken the task.
         task_id: Celery's ID of the task.
-        pid: the pid of the process that runs the task, or None if it has not begun.
+        pid: the number that the pool gives for the run's process or greenlet, or None if the task
+            has not begun.
         result: the result that the task's process reports.
     """
 
@@ -147,7 +150,8 @@ class Run:
     def begin(self) -> Run:
         """Let a process or a thread of the pool begin the task."""
         if not self.has_begun:
-            self.pid = next(self._pids) if self._worker.is_prefork else os.getpid()
+            # Greenlets have numbers of their own, too.
+            self.pid = os.getpid() if self._worker.has_one_pid else next(self._pids)
             with self._worker.acts():
                 try:
                     self._report.accept_callback(self.pid, monotonic())
@@ -249,7 +253,7 @@ class Worker:
         self.rig, self.timeline, self.sqs = rig, rig.timeline, rig.sqs
         self.name = name
         self.is_alive = True
-        self.is_prefork = pool == "prefork"
+        self.is_prefork, self.has_one_pid = pool == "prefork", pool in ("threads", "solo")
         self.runs: list[Run] = []
         self.pollers: dict[str, Any] = {}
         self._polls: dict[str, tuple[float, float]] = {}
