@@ -42,7 +42,7 @@ def _leases(number: int) -> tuple[Keeper, FakeSQS, list[Lease]]:
     sqs = FakeSQS(clock)
     url = sqs.create_queue(QueueName="mail")["QueueUrl"]
     calls: Any = Calls(sqs, url)  # type: ignore[arg-type]
-    queue, keeper = read_queue(calls, url), Keeper()
+    queue, keeper = read_queue(calls, url, now=clock.now), Keeper()
     leases = []
     for i in range(number):
         sqs.send_message(QueueUrl=url, MessageBody=str(i))

@@ -23,6 +23,10 @@ logger = get_logger(__name__)
 #: that GetQueueAttributes returns are for refused signatures, and newer credentials may help.
 _FOR_GOOD = {"AccessDenied", "AccessDeniedException"}
 
+#: A missing permission counts if it is missing for this long. The policy of a role may be attached
+#: just after its worker has started.
+_REFUSAL_LASTS_SECONDS = 60.0
+
 
 @dataclass(frozen=True)
 class Queue:
@@ -41,6 +45,8 @@ class Queue:
     dlq_arn: str | None = None
     #: False: the attributes could not be read yet, so a dead-letter queue may or may not exist.
     is_read: bool = True
+    #: When SQS first refused the read for good, if no read has succeeded. ``None``: it has not.
+    refused_at: float | None = field(default=None, compare=False)
     #: Messages in flight when the queue was read, including hidden messages. 0: not known.
     messages_in_flight: int = field(default=0, compare=False)
     #: All attributes, as GetQueueAttributes returned them. ``None``: they could not be read.
@@ -98,14 +104,16 @@ def count_messages(attributes: Mapping[str, str]) -> tuple[int, int, int]:
     return ready, in_flight, delayed
 
 
-def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None) -> Queue:
+def read_queue(
+    client: SQSClient | Calls, url: str, *, now: float, last: Queue | None = None
+) -> Queue:
     """Ask SQS for a queue's attributes (GetQueueAttributes).
 
     If the read fails, return the attributes of the last read that succeeded, with 0 messages in
     flight. If no read has succeeded:
 
-    - If the permission is missing, or the server does not know the call, return SQS's default
-      visibility timeout and no dead-letter queue.
+    - If the permission has been missing for a minute, or the server has not known the call for so
+      long, return SQS's default visibility timeout and no dead-letter queue.
     - In other cases, for example if SQS is unreachable, return a queue with ``is_read=False``. The
       caller should read again soon.
 
@@ -114,6 +122,7 @@ def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None
     Arguments:
         client: a boto3 client, or a :class:`Calls`.
         url: the queue's URL.
+        now: the time in seconds, by any clock.
         last: the queue as the last call returned it. ``None``: this is the first call.
     """
     calls = client if isinstance(client, Calls) else Calls(client, url)
@@ -123,9 +132,13 @@ def read_queue(client: SQSClient | Calls, url: str, *, last: Queue | None = None
     for_good = found.code in _FOR_GOOD or found.kind is Kind.UNSUPPORTED
     if last is not None and (last.is_read or not for_good):
         return replace(last, messages_in_flight=0)
-    if not for_good:
+    if last is None:
         logger.warning("sqs_backoff.queue_not_read: %s: %s; reading it again soon", url, found)
+    if not for_good:
         return Queue(url, is_read=False)
+    refused_at = now if last is None or last.refused_at is None else last.refused_at
+    if now - refused_at < _REFUSAL_LASTS_SECONDS:
+        return Queue(url, is_read=False, refused_at=refused_at)
     logger.error(
         "sqs_backoff.queue_unreadable: %s: %s; assuming a visibility timeout of %d s and no"
         " dead-letter queue, so messages that are given up are deleted. The worker needs"

@@ -144,7 +144,8 @@ class Receiver:
             fresh_for = _READ_SECONDS if queue.is_read else _UNREAD_SECONDS
             if self.keeper.clock() - read_at < fresh_for:
                 return queue
-        queue = read_queue(self.clients.settling(url), url, last=known[0] if known else None)
+        last, now = known[0] if known else None, self.keeper.clock()
+        queue = read_queue(self.clients.settling(url), url, now=now, last=last)
         # Note the time after the read, not before it. Else a read that hangs for seconds would be
         # repeated at each poll.
         self._queues[url] = (queue, self.keeper.clock())

@@ -188,18 +188,24 @@ def test_queue_without_dlq(rig):
     assert rig.story()[-1] == "given up: not retryable, unknown, not kept"
 
 
-def test_unread_queue(rig):
+@pytest.mark.parametrize(
+    ("error", "seconds", "fate"),
+    [(ConnectionError(), 90, DEAD), ("AccessDenied", 20, DEAD), ("AccessDenied", 200, GONE)],
+    ids=["unreachable", "refused at first", "refused"],
+)
+def test_unread_queue(rig, error, seconds, fate):
     """While a worker cannot read the queue's attributes, it hides a message that it gives up.
 
-    It sends the dead letter when it has read them.
+    It sends the dead letter when it has read them, and deletes the message if SQS goes on refusing
+    the read.
     """
     rig.task(raises(BAD))
-    rig.fault("GetQueueAttributes", ConnectionError(), seconds=90)
+    rig.fault("GetQueueAttributes", error, seconds=seconds)
     message = rig.send()
     rig.run()
     assert (message.fate, message.delay) == (HIDDEN, 5)
-    rig.pass_time(200)
-    assert (message.fate, len(rig.told("RunEnded"))) == (DEAD, 1)
+    rig.pass_time(150)
+    assert (message.fate, len(rig.told("RunEnded"))) == (fate, 1)
 
 
 @pytest.mark.parametrize(

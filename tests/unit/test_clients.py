@@ -377,7 +377,7 @@ def test_sts_error(monkeypatch, error, code):
         Kind.CREDENTIALS_LATE,
         f"CredentialsNotRenewed ({code})",
     )
-    assert not read_queue(clients.settling(url), url).is_read, "its attributes are not known"
+    assert not read_queue(clients.settling(url), url, now=0).is_read, "its attributes are not known"
 
 
 def test_token_expires_in_renewal(monkeypatch):

@@ -38,6 +38,7 @@ def test_attributes():
             }
         ),
         URL,
+        now=0,
     )
     assert queue == Queue(
         URL,
@@ -56,14 +57,18 @@ def test_attributes():
 )
 def test_no_redrive_policy(redrive):
     """A queue without a valid redrive policy has no dead-letter queue."""
-    queue = read_queue(FakeClient(redrive), URL)
+    queue = read_queue(FakeClient(redrive), URL, now=0)
     assert queue.dlq_url is None
     assert queue.max_receive_count is None
 
 
 def test_read_denied(caplog):
-    """If the worker may not read a queue's attributes, it logs this and assumes defaults."""
-    assert read_queue(FakeClient(denied()), URL) == Queue(URL)
+    """If the worker may not read a queue for a minute, it logs this and assumes defaults."""
+    first = read_queue(FakeClient(denied()), URL, now=100)
+    second = read_queue(FakeClient(denied()), URL, now=159, last=first)
+    assert [first.is_read, second.is_read] == [False, False]
+    assert "sqs:GetQueueAttributes" not in caplog.text
+    assert read_queue(FakeClient(denied()), URL, now=160, last=second) == Queue(URL)
     assert "sqs:GetQueueAttributes" in caplog.text
 
 
@@ -72,14 +77,14 @@ def test_read_denied(caplog):
 )
 def test_read_fails(answer):
     """If a read fails for a passing reason, the worker does not assume defaults."""
-    assert not read_queue(FakeClient(answer), URL).is_read
+    assert not read_queue(FakeClient(answer), URL, now=0).is_read
 
 
 def test_read_fails_later(caplog):
     """If a queue can no longer be read, the worker keeps the attributes that it read last."""
     last = Queue(URL, visibility_timeout_seconds=77, dlq_arn=DLQ_ARN)
     for answer in (denied(), denied("ExpiredToken")):
-        assert read_queue(FakeClient(answer), URL, last=last) == last
+        assert read_queue(FakeClient(answer), URL, now=0, last=last) == last
     assert caplog.text == ""
 
 
@@ -88,7 +93,7 @@ def test_zero_visibility_timeout():
 
     With 0, SQS would deliver each message again as soon as a worker has received it.
     """
-    queue = read_queue(FakeClient({"VisibilityTimeout": "0"}), URL)
+    queue = read_queue(FakeClient({"VisibilityTimeout": "0"}), URL, now=0)
     assert queue.visibility_timeout_seconds == 30
 
 
@@ -100,6 +105,6 @@ def test_own_dead_letter_queue():
     arn = "arn:aws:sqs:us-east-1:123456789012:mail"
     redrive = {"deadLetterTargetArn": arn, "maxReceiveCount": "5"}
     answer = {"QueueArn": arn, "RedrivePolicy": json.dumps(redrive)}
-    queue = read_queue(FakeClient(answer), URL)
+    queue = read_queue(FakeClient(answer), URL, now=0)
     assert queue.dlq_url is None
     assert queue.max_receive_count == 5

@@ -52,7 +52,7 @@ def queue(url: str = URL, **attributes: str) -> Queue:
             }
             return {"Attributes": {**found, **attributes}}
 
-    return read_queue(Client(), url)  # type: ignore[arg-type]
+    return read_queue(Client(), url, now=0)  # type: ignore[arg-type]
 
 
 SMALL = queue(RedrivePolicy=redrive("arn:aws:sqs:eu-central-1:1:mails-dlq", 5))
