@@ -214,20 +214,33 @@ def _settle_plain(request: Any, lease: Lease, receiver: Receiver) -> None:
     The window forgets a lost message, so kombu's ack would not find its lease. So give the lease to
     the request.
     """
-    fail = request.on_failure
+    free, one_at_a_time = lease.free, receiver.inbox.one_at_a_time
 
-    def on_failure(*args: Any, **kwargs: Any) -> None:
-        # Celery does not ack or reject the message after a MemoryError, or after Celery has
-        # cancelled the run at a lost connection
-        # (worker_cancel_long_running_tasks_on_connection_loss). So let SQS show the message again.
-        # This has no effect if the message is already settled.
-        try:
-            fail(*args, **kwargs)
-        finally:
-            lease.release()
+    def ends_with(report: Callable[..., Any]) -> Callable[..., None]:
+        def on_end(*args: Any, **kwargs: Any) -> None:
+            # Celery does not ack or reject the message after a MemoryError, or after Celery has
+            # cancelled the run at a lost connection
+            # (worker_cancel_long_running_tasks_on_connection_loss). So let SQS show the message
+            # again. This has no effect if the message is already settled.
+            try:
+                report(*args, **kwargs)
+            finally:
+                lease.release()
+                free()
 
-    request.lease, request.on_failure = lease, on_failure
+        return on_end
+
+    def ack(*_: Any) -> None:
+        # By default, Celery acks a task when it begins. Then gevent's and eventlet's pools still
+        # have no greenlet for another task, so the end of the run frees the place in the window.
+        if one_at_a_time and request.time_start is not None:
+            lease.free = lambda: None
+        lease.done()
+
+    for name in ("on_failure", *(("on_success", "on_timeout") if one_at_a_time else ())):
+        setattr(request, name, ends_with(getattr(request, name)))
+    request.lease = lease
     lease.handed_to_pool = partial(was_handed_to_pool, request)
     channel = receiver.inbox.channel
-    request._on_ack = lambda logger, errors: lease.done()
+    request._on_ack = ack
     request._on_reject = lambda logger, errors, requeue: _reject(lease, channel, requeue)

@@ -31,13 +31,14 @@ class Inbox:
 
     Attributes:
         channel: kombu's channel; ``None`` until the worker has connected.
+        one_at_a_time: whether a task without a free process would block Celery's event loop.
     """
 
     def __init__(self, consumer: Any, window: Window, pulse: Pulse) -> None:
         self.channel: Any = None
         self._window, self._hub, self._pulse = window, consumer.hub, pulse
         self._worker: str = consumer.hostname
-        self._one_at_a_time = any(is_pool_of(consumer.pool, name) for name in _BLOCKING_POOLS)
+        self.one_at_a_time = any(is_pool_of(consumer.pool, name) for name in _BLOCKING_POOLS)
         self._cond = threading.Condition()
         self._leases: deque[Lease] = deque()
         self._will_drain = False
@@ -95,7 +96,7 @@ class Inbox:
         try:
             while self._can_deliver():
                 self._deliver()
-                if self._one_at_a_time:
+                if self.one_at_a_time:
                     break
         finally:
             with self._cond:
@@ -106,7 +107,7 @@ class Inbox:
     def _can_deliver(self) -> bool:
         if not self._leases or is_stopping():
             return False
-        return not self._one_at_a_time or self._window.has_free_process
+        return not self.one_at_a_time or self._window.has_free_process
 
     def _deliver(self) -> None:
         """Give a message to Celery, or continue with a message that waited for its provider.

@@ -6,6 +6,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+from celery import Task
 from celery.exceptions import ImproperlyConfigured
 
 from . import Rig
@@ -412,6 +413,22 @@ def test_one_at_a_time(rig, pool):
         worker.runs[0].finish()
     rig.pass_time(1)
     assert {each.fate for each in messages} == {"deleted"}
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_plain_task_keeps_place(rig, acks_late):
+    """A plain task keeps its place until its run ends, although Celery acks it when it begins."""
+    rig.task(returns, name="other")
+    rig.task(returns, base=Task, acks_late=acks_late)
+    worker = rig.start_worker(pool="greenlets")
+    messages = [rig.send() for _ in range(3)]
+    for _ in messages:
+        run = rig.begin()
+        rig.pass_time(1)
+        assert worker.runs == [run]
+        run.finish()
+    rig.pass_time(1)
+    assert ({each.fate for each in messages}, worker.places_taken) == ({"deleted"}, 0)
 
 
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
