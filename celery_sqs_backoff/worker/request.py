@@ -291,7 +291,7 @@ def begin_here(request: Any, pid: int, time_accepted: float) -> None:
     """
     if not may_begin(request):
         request.lease.release()  # lets the keeper forget a lost message, which has no run
-        raise SettledBeforeRun
+        raise SettledBeforeRun("the task does not begin: its message is settled, lost or hidden")
     try:
         type(request).on_accepted(request, pid, time_accepted)
     except Exception as exc:
