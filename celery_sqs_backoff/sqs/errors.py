@@ -94,13 +94,11 @@ class Failure:
         kind: the meaning of the failure.
         code: SQS's error code without its namespace, or the exception's name. Never an error's
             text.
-        retry_after: the seconds that SQS asked the caller to wait; ``None`` = SQS did not ask.
         is_of_call: whether the whole call failed, and not only one entry.
     """
 
     kind: Kind
     code: str
-    retry_after: float | None = None
     is_of_call: bool = False
 
     @property
@@ -296,10 +294,9 @@ def failure_of_entry(entry: Mapping[str, Any], operation: Operation) -> Failure:
 
 def _of_response(exc: botocore.ClientError, operation: Operation) -> Failure:
     code, text = code_of(exc), _mapping(_mapping(exc.response).get("Error")).get("Message", "")
-    metadata = _mapping(_mapping(exc.response).get("ResponseMetadata"))
-    status = metadata.get("HTTPStatusCode")
+    status = _mapping(_mapping(exc.response).get("ResponseMetadata")).get("HTTPStatusCode")
     kind = _kind(code, str(text), operation) or _of_status(status, operation)
-    return Failure(kind, code, _retry_after(metadata), is_of_call=True)
+    return Failure(kind, code, is_of_call=True)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -329,12 +326,3 @@ def _kind(code: str, text: str, operation: Operation) -> Kind | None:
             return Kind.STALE_HANDLE
         return Kind.LOCAL
     return KINDS.get(code)
-
-
-def _retry_after(metadata: Mapping[str, Any]) -> float | None:
-    headers = _mapping(metadata.get("HTTPHeaders"))
-    try:
-        seconds = float(headers["retry-after"])
-    except (KeyError, TypeError, ValueError):
-        return None
-    return seconds if 0 <= seconds <= 3600 else None
