@@ -24,7 +24,6 @@ aborted            as process lost                              the decision
 cancelled          give back at once                            the decision
 revoked            delete: expired, revoked or terminated
 refused            no run: a budget was used up before          dead letter
-not started        give back: this receive was no attempt
 =================  ===========================================  ================================
 
 If the task or the queue keeps no dead letters, the worker deletes the message instead.
@@ -82,7 +81,6 @@ class End(Enum):
     CANCELLED = "cancelled", _Fate.GIVE_BACK, None, False
     REVOKED = "revoked", _Fate.DELETE, None, False
     REFUSED = "refused", _Fate.GIVE_UP, GiveUpReason.NOT_RETRYABLE, False
-    NOT_STARTED = "not started", _Fate.GIVE_BACK, None, False
 
     fate: _Fate
     reason: GiveUpReason | None
@@ -132,12 +130,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """Show the message again, so that any worker can receive it.
-
-    ``started`` is false if the task was not started. Then the receive does not count as an attempt.
-    """
-
-    started: bool = True
+    """Show the message again, so that any worker can receive it."""
 
 
 Settle: TypeAlias = Delete | Hide | DeadLetter | GiveBack
@@ -219,8 +212,7 @@ def needs_facts(ended: RunEnd) -> bool:
     For most ends, such as a success, ``decide`` needs no facts, and the caller saves the time to
     look them up.
     """
-    is_plain = ended.end.fate is _Fate.DELETE or ended.end is End.NOT_STARTED
-    return ended.decision is not None or not is_plain
+    return ended.decision is not None or ended.end.fate is not _Fate.DELETE
 
 
 def needs_delay(ended: RunEnd) -> bool:
@@ -248,7 +240,7 @@ def _decide_end(end: End, facts: Facts) -> Settle:
     if end.fate is _Fate.DELETE:
         return Delete()
     if end.fate is _Fate.GIVE_BACK:
-        return GiveBack(started=end is End.CANCELLED)
+        return GiveBack()
     if end.fate is _Fate.GIVE_UP:
         return DeadLetter(end.reason or GiveUpReason.NOT_RETRYABLE, Outcome.UNKNOWN)
 

@@ -145,9 +145,7 @@ class Settler:
         # Each method of the lease below returns False if the message was lost. Then emit no event,
         # because another worker runs the message again, and emits the event.
         if isinstance(settle, GiveBack):
-            if not settle.started:
-                lease.give_back()
-            elif lease.release():
+            if lease.release():
                 self._events.emit(self._retried(0, Outcome.UNKNOWN, ended, error, facts))
         elif isinstance(settle, DeadLetter):
             if self._dead_letter(settle.reason, settle.outcome, error):

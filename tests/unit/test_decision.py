@@ -57,7 +57,6 @@ def dead_letter(reason, outcome=UNKNOWN):
         (End.CANCELLED, GiveBack()),
         (End.REVOKED, Delete()),
         (End.REFUSED, dead_letter(GiveUpReason.NOT_RETRYABLE)),
-        (End.NOT_STARTED, GiveBack(started=False)),
     ],
     ids=lambda value: value.name if isinstance(value, End) else "",
 )
