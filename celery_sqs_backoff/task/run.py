@@ -422,6 +422,8 @@ def _judge(task: Any, cause: BaseException | None) -> Verdict | None:
     """
     if cause is None:
         return Verdict(Outcome.RETRYABLE)
+    if isinstance(cause, Reject):  # the task has decided, so no rule is asked
+        return _UNKNOWN
     options = task.backoff_options
     return judge(
         cause,
