@@ -9,12 +9,13 @@ Name one adapter per queue in the app's settings::
 An adapter is a callable ``(body, attributes) -> (task name, args, kwargs)``. It gets the message's
 body as text, and its message attributes by name, as text or bytes. For a message that needs no
 task, the adapter returns :data:`IGNORE`, and the worker deletes the message. For a message that the
-adapter does not understand, it returns ``None``. The worker then hides the message and tries again
-after a delay. At its last receive, the message becomes a dead letter, if there is a dead-letter
-queue.
+adapter does not understand, the adapter returns ``None``. The worker then hides the message and
+tries again after a delay. At the last receive that its queue allows, the message becomes a dead
+letter, if there is a dead-letter queue.
 
-The worker's main process calls the adapter at each receive of a message that Celery has not sent.
-So the adapter must be quick and must depend only on its arguments.
+The worker's main process calls the adapter for messages that Celery has not sent, so the adapter
+must be quick. The adapter is called again at each receive of the same message, so its result must
+depend only on its arguments.
 """
 
 from __future__ import annotations

@@ -157,7 +157,10 @@ class ProviderProxy:
             return list(self._exchanges)
 
     def inject(self, *faults: Fault) -> None:
-        """Add faults after the existing ones. A request gets the first fault that chooses it."""
+        """Add faults after the existing ones.
+
+        A request gets the first fault that chooses it and whose ``times`` are not used up.
+        """
         with self._lock:
             self._faults += faults
 

@@ -27,7 +27,8 @@ lease_lost = Signal(name="lease_lost", providing_args={"task_id", "message_id", 
 #: the order of the changes, from a thread of its own, with
 #:
 #: * ``sender``: the provider's name,
-#: * ``state``: ``"paused"`` (it seems to be down, and its messages wait), ``"recovering"`` (its
-#:   calls are limited, and its hidden messages come back earlier) or ``"ok"``,
+#: * ``state``: ``"paused"`` (the provider seems to be down, and its messages wait),
+#:   ``"recovering"`` (its calls are limited, and its hidden messages come back before their time)
+#:   or ``"ok"``,
 #: * ``tenant``: a digest of the tenant's ID, or empty if the provider has no ``key``.
 provider_changed = Signal(name="provider_changed", providing_args={"state", "tenant"})

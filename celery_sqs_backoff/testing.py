@@ -27,8 +27,8 @@ A complete test, in which the provider fails once, and the task keeps its messag
             assert send_email.delay(7).get(timeout=60) == "accepted"
 
 ``@shared_task`` tasks (the usual form in Django projects) belong to ``sqs_celery_app`` while a test
-uses it. If your tasks belong to an app of your own, move that app to the local SQS. To do so,
-override the fixture in ``conftest.py``::
+uses that fixture. If your tasks belong to an app of your own, move that app to the local SQS. To do
+so, override the fixture in ``conftest.py``::
 
     from celery_sqs_backoff.testing import on_local_sqs
     from myproject.celery import app
@@ -271,7 +271,7 @@ def running_worker(
     finally:
         setup_logging.disconnect(_leave_logging_alone)
         # A receive call that is still running could receive a message of the next test. So wait for
-        # the thread that makes it. The call ends soon, because it is no long poll.
+        # the thread that makes the call. The call ends soon, because it is no long poll.
         for thread in set(threading.enumerate()) - others:
             if thread.name.startswith("sqs-poll-"):
                 thread.join(timeout=5)
@@ -320,7 +320,7 @@ def sqs_client(sqs_server: str) -> SQSClient:
 def sqs_queue_factory(sqs_client: SQSClient) -> Iterator[LocalQueueFactory]:
     """Return a function that creates queues, which are deleted after the test.
 
-    It takes the arguments of :func:`create_local_queue` except ``client``.
+    The function takes the arguments of :func:`create_local_queue` except ``client``.
     """
     made: list[LocalQueue] = []
 
@@ -352,7 +352,7 @@ def sqs_celery_app(sqs_server: str, sqs_queue: LocalQueue) -> Iterator[Celery]:
 def sqs_worker(sqs_celery_app: Celery) -> Callable[..., AbstractContextManager[WorkController]]:
     """Return a function that runs a worker on ``sqs_celery_app``, in ``with sqs_worker():``.
 
-    It takes the arguments of :func:`running_worker` except ``app``.
+    The function takes the arguments of :func:`running_worker` except ``app``.
     """
     return partial(running_worker, sqs_celery_app)
 

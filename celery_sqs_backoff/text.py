@@ -119,7 +119,7 @@ def read_body(
 
 
 def nests_too_deep(value: object) -> bool:
-    """Return whether lists and dicts nest more than 500 levels deep. ``json`` may fail then."""
+    """Return whether lists and dicts nest so deep (over 500 levels) that ``json`` may fail."""
     level: list[Any] = [value]
     for _ in range(_MAX_JSON_DEPTH + 1):
         outer, level = level, []

@@ -121,7 +121,7 @@ class _Caller:
             _carry_out(*self.work.get(), self)
 
 
-#: Idle threads that wait for a call. A fork does not copy them, so the child empties the list.
+#: Idle threads that wait for a call. A fork copies no threads, so the child empties the list.
 _idle: deque[_Caller] = deque()
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_idle.clear)
@@ -133,7 +133,7 @@ def _carry_out(future: Future[T], call: Callable[[], T], caller: _Caller) -> Non
     except BaseException as exc:  # noqa: BLE001  # ``result()`` raises it again
         settle = partial(future.set_exception, exc)
     try:
-        # Append first. Then the thread that waits for the result can reuse this thread at once.
+        # Append first, so that the thread that waits for the result can reuse this thread at once.
         _idle.append(caller)
         settle()
     finally:

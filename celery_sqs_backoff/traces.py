@@ -110,8 +110,8 @@ def certificate_failed(exc: BaseException) -> bool:
 def certificate_rejected(exc: BaseException) -> bool:
     """Return whether the client refused the certificate for a lasting reason, such as a wrong name.
 
-    A retry does not help then. An expired certificate does not count, because it will be renewed. A
-    certificate that is not valid yet does not count either.
+    A retry does not help after such a refusal. An expired certificate does not count, because it
+    will be renewed. A certificate that is not valid yet does not count either.
     """
     return any(
         isinstance(error, SSLCertVerificationError) and error.verify_code not in _PASSING
@@ -134,7 +134,7 @@ def had_sent_other_mails(exc: BaseException) -> bool:
 
 
 def proxy_wants_credentials(exc: BaseException) -> bool:
-    """Return whether a proxy required credentials (407). A retry does not help then."""
+    """Return whether a proxy required credentials (407), so that a retry does not help."""
     return any("407 Proxy Auth" in str(error) for error in iter_wrapped(exc))
 
 

@@ -48,7 +48,7 @@ def known_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classi
 
     Args:
         idempotent: ``True`` = a second call does no harm, so a failure after the request was sent
-            is retried without an undo. Default ``False``.
+            is retried, and ``on_not_processed`` is not called. Default ``False``.
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too. Default ``False``.
 
     Raises:

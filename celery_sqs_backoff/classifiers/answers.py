@@ -1,6 +1,6 @@
 """Read from an HTTP answer whether the call was processed, and how long to wait for a retry.
 
-The functions are pure. They take a status, headers and the time, and return a diagnosis.
+The functions make no calls. Only ``read_answer`` reads the clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .exchange import Diagnosis, Meaning
 
 @dataclass(frozen=True)
 class StatusRule:
-    """A row of the table of statuses. The first row that fits an answer gives its meaning."""
+    """A row of the table of statuses. An answer gets the meaning of the first row that fits it."""
 
     statuses: Collection[int]
     means: Meaning
@@ -28,9 +28,9 @@ class StatusRule:
     only: str = ""
 
 
-#: Conditions of rows, as the documentation prints them. The headers of an exhausted rate limit also
-#: ask to wait. They do not count as ``Retry-After``, because a gateway may add them even after it
-#: has passed the request on.
+#: Conditions of rules, as the documentation prints them. Headers of an exhausted rate limit also
+#: ask to wait. They do not count as ``Retry-After``, because they do not prove that the request was
+#: refused: a gateway may add them to its answer even after it has passed the request on.
 ASKS_TO_WAIT, HAS_RETRY_AFTER = "that ask to wait", "with `Retry-After`"
 OF_A_CACHE = "with `Server: Varnish`"  # a cache made the answer itself
 
@@ -138,7 +138,8 @@ def answer(status: object, headers: object = None, *, now: float) -> Diagnosis |
         "": True,
         ASKS_TO_WAIT: asked is not None,
         HAS_RETRY_AFTER: has_retry_after,
-        # A cache does not change the ``Server`` header of an answer that it passes on.
+        # Varnish does not change this header of an answer that it passes on, so its name there
+        # shows that Varnish made the answer itself.
         OF_A_CACHE: fields.get("server", "").lower() == "varnish",
     }
     rules = (rule for rule in STATUSES if status in rule.statuses and holds[rule.only])
@@ -177,7 +178,7 @@ def may_have_acted(response: Any) -> bool:
 def read_answer(response: Any) -> Diagnosis | None:
     """Return the diagnosis of a response object, by its status and headers.
 
-    The status is its attribute ``status_code`` or ``status``.
+    The status is the response's attribute ``status_code`` or ``status``.
     """
     return answer(_status(response), getattr(response, "headers", None), now=time.time())
 

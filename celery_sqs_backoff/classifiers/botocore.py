@@ -16,7 +16,8 @@ from .urllib import nothing_was_sent
 
 _rule = partial(ErrorRule, "botocore.exceptions")
 
-#: Codes of throttled requests, and of requests that arrived too late. Most have the status 400.
+#: Codes of throttled requests, and of requests that arrived too late. Most of these answers
+#: have the status 400.
 #: https://docs.aws.amazon.com/boto3/latest/guide/retries.html#standard-retry-mode
 THROTTLING_CODES = frozenset(
     (
@@ -30,12 +31,14 @@ THROTTLING_CODES = frozenset(
     )
 )
 
-#: Codes which say that the service is still processing an earlier attempt with the same token.
+#: Codes which say that the service is still processing an earlier attempt with the same idempotency
+#: token.
 #: https://docs.aws.amazon.com/amazondynamodb/latest/APIReference/API_TransactWriteItems.html
 #: https://docs.aws.amazon.com/Route53/latest/APIReference/API_domains_RegisterDomain.html
 IN_PROGRESS_CODES = frozenset({"DuplicateRequest", "TransactionInProgressException"})
 
-#: Codes which say that the same token was used for another request, which may have been processed.
+#: Codes which say that the same idempotency token was used for another request, which may have been
+#: processed.
 CONFLICT_CODES = frozenset({"IdempotentParameterMismatch", "IdempotentParameterMismatchException"})
 
 #: Codes of expired temporary credentials. The client renews them, so a retry may succeed.
@@ -139,7 +142,7 @@ def botocore_errors(*, idempotent: bool = False) -> Classifier:
 
     Args:
         idempotent: ``True`` = a second call does no harm, so a failure after the request was sent
-            is retried without an undo. Default ``False``.
+            is retried, and ``on_not_processed`` is not called. Default ``False``.
 
     Raises:
         TypeError: ``idempotent`` is not a bool.

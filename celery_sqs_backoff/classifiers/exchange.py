@@ -50,7 +50,8 @@ class Diagnosis:
         """Return the verdict on the failed call.
 
         If the outcome is UNKNOWN, the call may have been processed. If such a call is idempotent,
-        the task is retried without an undo. After a CONFLICT it is not retried.
+        the task is retried, and ``on_not_processed`` is not called. After a CONFLICT the task is
+        not retried, because the provider would refuse the same key again.
         """
         outcome = self.meaning.outcome(trust_503=trust_503)
         repeat = idempotent and outcome is Outcome.UNKNOWN and self.meaning is not Meaning.CONFLICT
@@ -74,16 +75,16 @@ class ErrorRule:
     """A row of a library's table.
 
     Args:
-        module: the module of the classes. The rule never imports the module. As long as it is not
-            loaded, no error of its classes can occur.
+        module: the module of the classes. The rule never imports the module. As long as the
+            module is not loaded, no error of its classes can occur.
         names: names of the classes, separated by spaces. The rule also fits their subclasses. A
             class that the installed version lacks is ignored.
         means: a meaning, or a function that reads a diagnosis from the error. ``None`` = the error
             is not classified, and no later rule is tried.
         when: the condition, or the part of the error that is read, as a text for the documentation.
         applies: returns whether the condition holds. ``None`` (default) = no condition.
-        asked_seconds: returns how long the provider asked to wait, if ``means`` is a meaning.
-            ``None`` (default) = the provider cannot ask.
+        asked_seconds: returns the seconds that the provider asked to wait. Used only if ``means``
+            is a meaning. ``None`` (default) = the provider cannot ask.
     """
 
     module: str

@@ -43,7 +43,7 @@ def _was_redirected(exc: BaseException) -> bool:
     history = getattr(getattr(exc, "response", None), "history", None)
     for module, function, frame in frames(exc):
         if (module, function) == ("httpx._client", "_send_handling_redirects"):
-            # An error without a response has no ``history``, so read it from the traceback.
+            # An error without a response has no ``history``. Read it from the traceback instead.
             history = history or frame.f_locals.get("history")
     return any(map(may_have_acted, history or ()))
 
@@ -55,7 +55,7 @@ def httpx_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classi
 
     Args:
         idempotent: ``True`` = a second call does no harm, so a failure after the request was sent
-            is retried without an undo. Default ``False``.
+            is retried, and ``on_not_processed`` is not called. Default ``False``.
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too. Set it only if no
             gateway sends a 503 after it has passed the request on to the provider. Default
             ``False``: the failure is UNKNOWN.

@@ -81,7 +81,7 @@ def requests_errors(*, idempotent: bool = False, trust_503: bool = False) -> Cla
 
     Args:
         idempotent: ``True`` = a second call does no harm, so a failure after the request was sent
-            is retried without an undo. Default ``False``.
+            is retried, and ``on_not_processed`` is not called. Default ``False``.
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too. Set it only if no
             gateway sends a 503 after it has passed the request on to the provider. Default
             ``False``: the failure is UNKNOWN.

@@ -2,7 +2,8 @@
 
 Only errors of known SDKs are read, because other exceptions may have a ``status_code``, too. For
 example, a task may raise the ValidationError of Django REST framework after the provider has
-charged the customer. https://docs.stripe.com/error-handling
+charged the customer. Its status 400 would read as if the provider had refused the call.
+https://docs.stripe.com/error-handling
 """
 
 from __future__ import annotations
@@ -84,14 +85,15 @@ def sdk_errors(
     urllib, so a task that calls it also needs ``urllib_errors``. Twilio's SDK also raises errors of
     requests, so a task that calls it also needs ``requests_errors``.
 
-    Stripe's client repeats a call, by default twice, and reports only the last failure. The
-    classifier knows only the status of the last attempt. So give the client
-    ``max_network_retries=0``, or pass an idempotency key of your own and set ``idempotent=True``.
+    Stripe's client repeats a call, by default twice, and reports only the last failure. If this
+    failure has a status, the classifier reads only that, although an earlier attempt may have been
+    processed. So give the client ``max_network_retries=0``, or pass an idempotency key of your own
+    and set ``idempotent=True``.
 
     Args:
         idempotent: ``True`` = the call may be made twice without harm, for example because of an
-            idempotency key. So a failure after the request was sent is retried without an undo.
-            Default ``False``.
+            idempotency key. So a failure after the request was sent is retried, and
+            ``on_not_processed`` is not called. Default ``False``.
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too. Default ``False``.
         modules: top-level modules of further SDKs, such as ``("acme_payments",)``.
 

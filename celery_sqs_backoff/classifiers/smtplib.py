@@ -54,7 +54,7 @@ def _reply(exc: Any) -> Diagnosis:
 
 
 def _read_refused_recipients(exc: Any) -> Diagnosis:
-    """Return the diagnosis for refused recipients. Retry if the server may accept some later."""
+    """Return the diagnosis for refused recipients. Retry if some may be accepted later."""
     refused: Mapping[str, tuple[int, bytes]] = exc.recipients
     for_good = all(_meaning(code) is Meaning.REFUSED for code, _ in refused.values())
     return Diagnosis(Meaning.REFUSED if for_good else Meaning.REFUSED_FOR_NOW)
@@ -116,7 +116,7 @@ def smtplib_errors(*, idempotent: bool = False) -> Classifier:
 
     Args:
         idempotent: ``True`` = the mail may be sent twice without harm, so a failure in DATA is
-            retried without an undo. Default ``False``.
+            retried, and ``on_not_processed`` is not called. Default ``False``.
 
     Raises:
         TypeError: ``idempotent`` is not a bool.

@@ -143,12 +143,12 @@ def _was_redirected(exc: BaseException) -> bool:
 def urllib_errors(*, idempotent: bool = False, trust_503: bool = False) -> Classifier:
     """Return a classifier for the errors of urllib.request, http.client and urllib3.
 
-    urllib.request raises an error for a status. With urllib3 and http.client, the task must check
-    the status itself.
+    urllib.request itself raises an error for an error status. With urllib3 and http.client, the
+    task must check the status.
 
     Args:
         idempotent: ``True`` = a second call does no harm, so a failure after the request was sent
-            is retried without an undo. Default ``False``.
+            is retried, and ``on_not_processed`` is not called. Default ``False``.
         trust_503: ``True`` = a 503 without ``Retry-After`` is RETRYABLE, too. Set it only if no
             gateway sends a 503 after it has passed the request on to the provider. Default
             ``False``: the failure is UNKNOWN.

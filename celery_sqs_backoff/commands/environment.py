@@ -25,7 +25,7 @@ def journal_directory() -> Path | None:
 
     A journal names the messages that a redrive has sent. If the directory has journals, return it
     even if it is not writable. A killed run may have left its journal there. The redrive must then
-    read that journal or fail, because otherwise it would send messages again.
+    read that journal or fail, because otherwise the redrive would send the same messages again.
     """
     directory = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state", "celery-sqs-backoff")
     try:
@@ -67,8 +67,8 @@ def until_signalled(stop: threading.Event) -> Iterator[None]:
     """Set the event on the first SIGINT, SIGTERM or SIGHUP.
 
     After the first signal, the command still gives unsent messages back to SQS. The second signal
-    raises KeyboardInterrupt. The messages then stay hidden until their visibility timeouts end. If
-    the process ignores a signal (``nohup``), the signal stays ignored.
+    raises KeyboardInterrupt. Messages that were not given back by then stay hidden until their
+    visibility timeouts end. If the process ignores a signal (``nohup``), the signal stays ignored.
     """
 
     def on_signal(number: int, frame: FrameType | None) -> None:

@@ -1,6 +1,7 @@
 """Look at the queue, ask the user and redrive, for ``celery sqs-redrive`` and ``sqs-peek``.
 
-With ``--json``, the last line of ``sqs-redrive`` is a ``Finished`` event in every case.
+With ``--json``, the last line of ``sqs-redrive`` is a ``Finished`` event, even if the run fails.
+There is no event only if click refuses the command line, or if the app cannot be used.
 """
 
 from __future__ import annotations
@@ -138,9 +139,9 @@ class Shell:
         For a restore, only ask. If there are messages with outcome UNKNOWN, ask whether to send
         them, too. Keep the answer in the option ``include_unknown``.
 
-        With ``--yes``, ask nothing, and print no plan. If there is also a ``--rate``, still look:
-        at this rate, SQS may delete messages before they can be sent. Then refuse the run. Do not
-        look if ``--delete`` or ``--force`` is given.
+        With ``--yes``, ask nothing, and print no plan. If there is also a ``--rate``, but neither
+        ``--delete`` nor ``--force``, still look. Refuse the run if SQS would delete messages before
+        they can be sent at this rate.
 
         Arguments:
             is_answered: whether ``--yes`` was given.

@@ -144,7 +144,7 @@ class TaskFacts:
 
     @cached_property
     def on_fifo(self) -> TaskFacts:
-        """The same task with its delays cut to ``fifo_cap``, as on a FIFO queue."""
+        """The same task with its delays scaled down to ``fifo_cap``, as on a FIFO queue."""
         if self.backoff is None:
             return self
         return replace(self, backoff=tolerant(self.backoff, cap=self.fifo_cap))

@@ -104,7 +104,7 @@ _TERRAFORM = {
 def aws_sqs(action: str, queue: QueueFacts) -> str:
     """Return the start of an ``aws sqs`` command.
 
-    It has a ``--region``, because the command line ignores the Region in the queue's URL.
+    The command has a ``--region``, because the command line ignores the Region in the queue's URL.
     """
     return f"aws sqs {action}" + (f" --region {queue.region}" if queue.region else "")
 

@@ -14,8 +14,8 @@ from ..sqs.limits import MAX_MAX_RECEIVE_COUNT
 
 DRAWS = 200
 
-#: How many delays to draw for a queue at most. Workers estimate at their start, so it must not take
-#: long.
+#: How many delays to draw for a queue at most. Workers estimate at their start, so an estimate must
+#: not take long.
 _MOST_DELAYS = 10_000
 
 _SEED = 0
@@ -32,8 +32,8 @@ def estimate_seconds_to_dead_letter(
     """Return the seconds of an outage after which half of the messages are dead letters.
 
     The estimate assumes that every call fails, and that no message waits for another message. A
-    message then becomes a dead letter after the sum of its delays, but at most after ``retry_for``
-    or the retention period.
+    message then becomes a dead letter after the sum of its delays, or after ``retry_for`` or the
+    retention period if one of them is shorter than this sum.
 
     Args:
         backoff: the delay policy.
@@ -55,17 +55,17 @@ def estimate_seconds_to_dead_letter(
 def estimate_receives(
     backoff: Policy, *, retry_for: float | None, max_retries: int | None, draws: int = DRAWS
 ) -> int:
-    """Return the number of receives that 99 of 100 messages need until their retries end.
+    """Return the number of receives that is enough for the retries of 99 of 100 messages.
 
-    ``retry_for`` or ``max_retries`` ends the retries. SQS allows at most 1,000 receives. If the
-    messages need more, the result is 1,001. If both options are ``None``, the retries never end,
-    and the result is 1,000.
+    ``retry_for`` or ``max_retries`` ends the retries. SQS allows at most 1,000 receives. If 1,000
+    are not enough, the result is 1,001. If both options are ``None``, the retries never end, and
+    the result is 1,000.
 
     Args:
         backoff: the delay policy.
         retry_for: seconds; ``None`` = no limit.
         max_retries: ``None`` = no limit.
-        draws: number of messages to draw. With 1, the result is a rough estimate.
+        draws: number of messages to simulate. With 1, the result is a rough estimate.
     """
     rng, has_end = Random(_SEED), retry_for is not None or max_retries is not None
     counts = sorted(

@@ -156,8 +156,8 @@ def facts_of_queue(
     failure = answer if isinstance(answer, Failure) else None
     denied: list[str] = []
     if failure is None or _is_forbidden(failure):
-        # Report this only for a consumed queue. A worker does not read its dead-letter queue, so it
-        # needs no permission for that.
+        # Report a denied read only for a consumed queue. A worker does not read its dead-letter
+        # queue, so it needs no permission to do so.
         if failure is not None and is_consumed:
             denied.append("sqs:GetQueueAttributes")
         denied += _find_denied(calls, is_consumed)

@@ -197,7 +197,7 @@ def _dead_letter_queue_missing(queue: QueueFacts, facts: ProjectFacts) -> _Queue
 def _dead_letter_queue_refuses(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
     """The dead-letter queue does not take this queue's messages.
 
-    RedriveAllowPolicy of a dead-letter queue names the queues that may use it, at most 10.
+    RedriveAllowPolicy of a dead-letter queue can name the queues that may use it, at most 10.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
     """
     dlq = queue.dlq
@@ -240,8 +240,8 @@ def _dead_letters_deleted_early(queue: QueueFacts, facts: ProjectFacts) -> _Queu
 
     On standard queues, a message that SQS moves to the dead-letter queue keeps its enqueue
     timestamp. So its time in the first queue counts towards the retention of the dead-letter
-    queue. On FIFO queues SQS resets the timestamp. For them, the rule expects a retention of at
-    least four days, SQS's default.
+    queue. On FIFO queues SQS resets the timestamp. For a FIFO queue, the rule expects a retention
+    of at least four days, SQS's default.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
     """
     dlq = queue.dlq
@@ -334,8 +334,9 @@ def _few_receives(queue: QueueFacts, facts: ProjectFacts) -> _QueueReport:
 
     After maxReceiveCount receives, SQS moves a message to the dead-letter queue at the next
     receive, without a record of the reason. To add the record, a worker itself moves the message at
-    its last receive. Then retries end early. On a FIFO queue, fifo_cap makes delays shorter, so a
-    message needs more receives. SQS allows a maxReceiveCount of up to 1000.
+    the last receive that maxReceiveCount allows. If this number is too small, retries end early. On
+    a FIFO queue, fifo_cap makes delays shorter, so a message needs more receives. SQS allows a
+    maxReceiveCount of up to 1000.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
     """
     tasks = [task.on_fifo if queue.is_fifo else task for task in _find_covered(facts, queue)]

@@ -27,7 +27,7 @@ class Announce:
 
     Args:
         task_named: returns the task with a given name, or ``None`` for an unknown task. The task is
-            the signal's sender.
+            the sender of ``lease_lost``.
     """
 
     def __init__(self, task_named: Callable[[str], Any]) -> None:

@@ -1,8 +1,8 @@
 """Publish in the store the numbers that only workers know. ``sqs-status`` reads them.
 
-Each worker has one small record. The record expires after a minute, so that a worker that has ended
-is not counted for long. It contains names of queues and providers, and numbers, but no content of
-messages.
+Each worker has one small record. The record expires a minute after its last write, so that a worker
+that has ended is not counted for long. The record contains names of queues and providers, and
+numbers, but no content of messages.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ class Board:
     def leave(self, worker: str) -> None:
         """Delete a worker's record, because the worker ends.
 
-        If a new worker already uses the same name, the new worker writes the record again within
-        ten seconds.
+        If a new worker already uses the same name, this deletes the record of the new worker, which
+        writes it again within ten seconds.
         """
         self._records.discard(self._records.key(_KIND, _name(worker)))
 
@@ -178,7 +178,7 @@ class Board:
         self._records.update(_KIND, _LIST, {"workers": [worker]}, KEEP_SECONDS, join)
 
     def _record_of(self, worker: str) -> Record | None:
-        """Return a worker's record, or ``None`` if there is none or it has a foreign signature."""
+        """Return a worker's record, or ``None`` if there is none or another project wrote it."""
         try:
             return self._records.get(_KIND, _name(worker))
         except RecordRejected:

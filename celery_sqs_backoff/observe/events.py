@@ -29,8 +29,8 @@ class WorkerEvent:
     """An event of a worker, on one queue unless ``queue`` is empty.
 
     Attributes:
-        name: name of this kind of event. Its log line begins with ``sqs_backoff.<name>``. A counter
-            or a signal of the event has the same name, or its plural.
+        name: name of this kind of event. Its log line begins with ``sqs_backoff.<name>``. Many
+            counters and signals have the name of their event, or its plural.
         line: level and text of its log line; ``None`` = no line. The text may use the event's
             fields by their names, and ``facts``, the facts about its task.
         queue: the queue's name.
@@ -185,8 +185,8 @@ class MessageHidden(OfMessage):
 class Recalled(WorkerEvent):
     """The worker asks SQS to show hidden messages early.
 
-    If the provider is down, one message is to run as a probe. If the provider recovers, the worker
-    brings the hidden messages back bit by bit.
+    If the provider is down, one message is to run as a probe, which tests whether the provider
+    works again. If the provider recovers, the worker brings the hidden messages back bit by bit.
 
     Attributes:
         message_ids: SQS's IDs of the messages.
@@ -326,13 +326,13 @@ class ProviderProbed(OfProvider):
 class ProviderRecovering(OfProvider):
     """The provider answers again, and the worker limits calls to it.
 
-    The worker emits this event when the recovery begins, and then once a minute. It also emits the
-    event each minute after :class:`ProviderSlowed`.
+    The worker emits this event when the recovery begins, and then once a minute until it ends.
+    After :class:`ProviderSlowed`, the worker also emits the event once a minute.
 
     Attributes:
         rate: calls a second that this worker may make.
-        waiting: number of messages that the worker has hidden, or that wait in the worker for their
-            turn.
+        waiting: number of messages that the worker has hidden, or that wait in the worker until
+            the rate lets them run.
     """
 
     name, state = "provider_recovering", "recovering"
@@ -345,7 +345,8 @@ class ProviderRecovering(OfProvider):
 class ProviderRecovered(OfProvider):
     """The worker no longer limits calls to the provider.
 
-    ``recalled``: number of hidden messages that the worker asked SQS to show early in the recovery.
+    ``recalled``: number of hidden messages that the worker, during the recovery, asked SQS to show
+    before their time.
     """
 
     name, state = "provider_recovered", "ok"

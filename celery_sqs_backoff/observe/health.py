@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 #: Seconds between two touches of the heartbeat file.
 INTERVAL_SECONDS: Final = 2.0
 
-#: A worker counts as unhealthy if its heartbeat file is older than this. Seconds.
+#: A worker counts as unhealthy if its heartbeat file is older than this number of seconds.
 MAX_AGE_SECONDS: Final = 20.0
 
 
@@ -147,8 +147,8 @@ def diagnosis(path: Path, *, now: float, max_age_seconds: float = MAX_AGE_SECOND
     Args:
         path: path of the worker's heartbeat file.
         now: seconds since the epoch.
-        max_age_seconds: a worker with an older heartbeat is unhealthy. Default 20. A heartbeat that
-            is more than this in the future is unhealthy, too.
+        max_age_seconds: a worker with an older heartbeat is unhealthy. Default 20. A worker whose
+            heartbeat is more than this number of seconds in the future is unhealthy, too.
     """
     try:
         age = now - path.stat().st_mtime

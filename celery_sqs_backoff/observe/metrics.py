@@ -1,8 +1,9 @@
 """Count the events of a worker for Prometheus, in the worker's main process.
 
 This module keeps the numbers itself. The counters of ``prometheus_client`` would write to files if
-``PROMETHEUS_MULTIPROC_DIR`` is set. An image that also runs web processes may set this variable for
-them. The values of labels are names, states, reasons or error codes, never texts of exceptions.
+``PROMETHEUS_MULTIPROC_DIR`` is set. A container image may set this variable for its web processes,
+but the worker must not add files to theirs. The values of labels are names, states, reasons or
+error codes, never texts of exceptions.
 """
 
 from __future__ import annotations

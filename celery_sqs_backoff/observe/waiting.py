@@ -1,6 +1,7 @@
 """Keep track of the messages that this worker has hidden or given up, from its events.
 
-SQS cannot tell these numbers, because it counts hidden and running messages as one, "in flight".
+SQS does not tell how many messages are hidden, because it counts hidden and running messages
+together, as "in flight".
 """
 
 from __future__ import annotations

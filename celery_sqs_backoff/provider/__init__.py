@@ -1,4 +1,4 @@
-"""Decides when the tasks that call a provider run, so that its outage uses up no attempts.
+"""Decides when tasks that call a provider run, so that a provider's outage uses up no attempts.
 
 A provider is an outside service that tasks call.
 """

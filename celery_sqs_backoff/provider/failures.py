@@ -6,17 +6,18 @@ import math
 
 from ..retry.decision import Reply
 
-#: The failed calls must come from at least this many messages, because the cause may lie in a
-#: single message.
+#: The failed calls must come from at least this many messages. If only one message fails, the cause
+#: may be this message and not the provider.
 MESSAGES = 2
 
 #: A provider that refuses calls (``Reply.REFUSED``) is up, and asks to wait. If it has refused all
 #: calls in a row, it counts as down only when its last success is this many seconds ago.
+#: If no call has ever succeeded, the first failed call counts instead.
 REFUSED_SECONDS = 60.0
 
 #: While a provider recovers, the worker makes few calls. If half of these calls fail, several may
 #: fail in a row by chance. So the provider counts as down again only if no call has succeeded for
-#: this many times ``quiet``.
+#: this many times ``quiet`` (:class:`FailuresInARow`).
 RECOVERY_QUIET = 2
 
 

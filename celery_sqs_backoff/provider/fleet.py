@@ -9,11 +9,11 @@ The clocks of the workers differ. The record has the time of the clock that is f
 all workers go by this time. If a worker went by its own slower clock, the free slots would seem too
 far away.
 
-The store is away if it does not answer. Then each worker makes its share of the calls, for example
-a tenth with ten workers. When the store answers again, the workers notice this one after the other.
-The first worker that notices it writes into the record that all workers keep to their shares for
-ten seconds more. If it took slots at once, its calls and the shares of the other workers would
-together exceed the agreed rate.
+The store is away if it does not answer. While the store is away, each worker makes its share of the
+calls, for example a tenth with ten workers. When the store answers again, the workers notice its
+return one after the other. The first worker to notice it writes into the record that all workers
+keep to their shares for ten seconds more. If this worker took slots at once, its calls and the
+shares of the other workers would together exceed the agreed rate.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def present_seconds(rate: float) -> float:
     """Return for how many seconds after its last write a worker counts as one of the fleet.
 
     In this time each of a hundred workers can take a slot. A worker that has ended counts for this
-    time, too. If the store goes away then, the share of the ended worker stays unused. A longer
-    time would waste more of the rate in this way.
+    time, too. If the store goes away in this time, the share of the ended worker stays unused. With
+    a longer time, more of the rate would stay unused.
 
     Arguments:
         rate: slots a second.

@@ -12,7 +12,8 @@ If the provider has a ``key``, each tenant has a gate of its own.
 | RECOVERING | for a minute no message has waited or been hidden | CLOSED |
 
 The failures in a row must come from two messages or more. If the provider has refused all of these
-calls with a Retry-After, it is up. Then a minute counts in place of `probe_interval` or its double.
+calls with a Retry-After, the provider is up. In this case, a minute counts in place of
+`probe_interval` or twice `probe_interval`.
 
 While the gate is OPEN, the worker hides messages, and runs one at a time as a probe. While the gate
 is RECOVERING, each message takes a token of :class:`.RecoveryRate` before it runs.
@@ -59,19 +60,20 @@ LONGEST_RETRY_AFTER_SECONDS = 3600.0
 
 #: While the gate is OPEN, the worker may receive a message that was received before. Perhaps
 #: another worker has noticed a recovery, and brings messages forward. So the gate probes early with
-#: such a message, if its last probe is at least ``probe_interval`` ago.
+#: such a message, if the gate's last probe is at least ``probe_interval`` ago.
 #:
-#: When an outage has lasted for ``LATE_OUTAGE_SECONDS`` (the shortest hold of half an hour, with
-#: its jitter), messages also return because their holds have ended. Then the gate probes early only
-#: ``LATE_PAUSE_SECONDS`` after its last probe, or if many messages have returned since then. Many
-#: are ``EARLY_SHARE`` of the worker's hidden messages.
+#: When an outage has lasted for ``LATE_OUTAGE_SECONDS`` (3/4 of half an hour, the first time at
+#: which a hold of half an hour may end after its jitter), messages also return because their holds
+#: have ended. From this time on, the gate probes early only ``LATE_PAUSE_SECONDS`` after its last
+#: probe, or if many messages have returned since that probe. Many are ``EARLY_SHARE`` of the
+#: worker's hidden messages.
 LATE_OUTAGE_SECONDS, LATE_PAUSE_SECONDS, EARLY_SHARE = 1350.0, 40.0, 0.1
 
 #: If the end of a probe is not reported within this time, another message may probe.
 PROBE_EXPIRES_SECONDS = 600.0
 
 #: While the gate is RECOVERING, a message waits in the worker if its turn comes within this many
-#: seconds. Otherwise the worker hides the message.
+#: seconds, or if no other message waits. Otherwise the worker hides the message.
 NEAR_SECONDS = 2.0
 
 #: The recovery is over when for this many seconds no message has waited or been hidden.
@@ -151,8 +153,8 @@ class ProviderGate:
             and has_time
             and (waiting or needs_slot or not self.rate.take(1, now))
         ):
-            # With an agreed rate, the message may wait only for its slot. That does not show that
-            # the rate of the recovery is too low.
+            # With an agreed rate, perhaps the message waits only for its slot. This wait does not
+            # show that the rate of the recovery is too low.
             if not needs_slot:
                 self._busy_at = self.rate.short_at = now
             if message.must_run or not waiting or (waiting + 1) / self.rate.rate <= NEAR_SECONDS:
@@ -240,7 +242,7 @@ class ProviderGate:
         only if the provider is up and has refused the call for now, as with a 429.
 
         Arguments:
-            delay: seconds to hide the message by its policy and by any Retry-After.
+            delay: seconds to hide the message by its policy, or by a Retry-After if that is longer.
             floor: the least seconds to hide the message, at most ``delay``.
         """
         message = replace(message, longest=max(delay, message.longest), own_delay=delay)

@@ -61,7 +61,8 @@ class Message:
         policy_longest: the longest delay of its policy, in seconds. Early in an outage, the message
             is hidden for about this time, but at most half an hour.
         own_delay: a delay in seconds, drawn from its policy. It sets the hold of a message
-            that cannot be brought forward. A message with few receives left probes only after it.
+            that cannot be brought forward. A message with few receives left probes only after this
+            delay.
         is_recallable: whether the worker may bring it forward while it is hidden.
         is_spared: whether it has used up half of the receives that its queue allows.
         next_is_last: whether its next receive is the last that its queue allows.
@@ -151,7 +152,7 @@ def hide(
 def hold_while_down(message: Message, outage: float, rng: RandomSource) -> float:
     """Return for how many seconds to hide a message while its provider is down.
 
-    The worker must be able to bring the message forward after a successful probe.
+    Call this only for a message that the worker can bring forward after a successful probe.
     ``outage``: seconds since the gate opened.
     """
     hold = max(message.policy_longest, HOLD_FACTOR * outage)
@@ -208,7 +209,7 @@ class Pull:
             rate: calls a second that the worker may make.
             waiting: the number of messages that wait in the worker for their turn. If it is small,
                 other workers receive some of the messages, so this worker brings more forward. If
-                it is ``rate`` or more, the result is 0.
+                ``waiting`` is at least 1 and at least ``rate``, the result is 0.
             now: seconds.
         """
         seconds, self._counted_at = min(now - self._counted_at, 10.0), now

@@ -29,11 +29,12 @@ from ..retry.decision import Reply
 #: full rate a second could contain more calls than agreed.
 HEADROOM = 0.95
 
-#: A worker takes slots only this many seconds ahead. If the worker is killed, its slots are lost.
+#: A worker takes slots only this many seconds ahead, because its slots are lost if it is killed.
 AHEAD_SECONDS = 1.0
 
-#: The longest time in seconds that a new message may wait in the worker, and that a message which
-#: was received before may wait. The worker hides a message that would have to wait for longer.
+#: The longest times in seconds that a message may wait in the worker for its slot. The first is for
+#: a new message, the second for a message that was received before. The worker hides a message that
+#: would have to wait for longer than this.
 NEW_SECONDS = 2.0
 RETURNED_SECONDS = 10.0
 
@@ -41,8 +42,9 @@ RETURNED_SECONDS = 10.0
 #: that return late, and for new messages.
 RETURN_SHARE = 0.97
 
-#: A call may begin up to this many seconds after its slot. If the process pauses for longer, the
-#: slot is lost. Otherwise the calls of many old slots would begin together, above the agreed rate.
+#: A call may begin up to this many seconds after its slot. An older slot is lost, for example after
+#: a pause of the process. Otherwise the calls of many old slots would begin together, above the
+#: agreed rate.
 LATEST_SECONDS = 0.1
 
 
@@ -71,8 +73,8 @@ class Times:
     def take_returns(self, holds: Sequence[float], now: float, rate: float) -> list[float | None]:
         """Take a time of return for each message to hide. Return these times.
 
-        ``None`` in the result: this message may not stay hidden for long enough to reach the next
-        free time. The time stays free for another message.
+        ``None`` in the result: this message must not stay hidden until the next free time, which
+        stays free for another message.
 
         Arguments:
             holds: for each message, the longest time in seconds that it may be hidden.

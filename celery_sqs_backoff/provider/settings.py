@@ -38,7 +38,7 @@ class Provider:
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range; the message names it.
+        ValueError: an argument is out of range; the error's text names the argument.
     """
 
     name: str

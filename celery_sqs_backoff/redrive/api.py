@@ -75,9 +75,9 @@ def redrive(
             UNKNOWN. Needs ``dump``.
         restore: an archive (from ``dump``, or from ``copy`` of ``peek``). Put its messages back on
             the dead-letter queue, each once, and send no message elsewhere. Skip messages that are
-            on the queue. ``journal`` records each message put back. Its default is then a file next
-            to the archive (``FILE.restored``). Not with ``to``, ``rate``, ``spread``, ``probe``,
-            ``delete``, ``dump``, ``limit`` or a selection.
+            already there. ``journal`` records each message put back. Its default is then a file
+            next to the archive (``FILE.restored``). Not with ``to``, ``rate``, ``spread``,
+            ``probe``, ``delete``, ``dump``, ``limit`` or a selection.
         dump: append each message to this file (JSON lines) before the message is sent or deleted.
         journal: record each send in this file, before the send and after it. After a kill, the next
             run with this file continues the killed run. If the path is a directory, the journal is
@@ -92,7 +92,7 @@ def redrive(
         RedriveRefused: the redrive must not begin. No message was sent.
         RedriveUnreachable: SQS does not answer at the start, or denies a call. Later failures of
             SQS, and of writes to the journal or the archive, are in the report instead. But a
-            restore also raises it if it cannot look through the queue.
+            restore also raises this error if the restore cannot look through the queue.
         ValueError, TypeError: an option is invalid.
 
     If ``on_event`` raises an exception, the run ends, and ``redrive`` then raises that exception.
@@ -105,7 +105,8 @@ def redrive(
     with open_route(app, source, checked, to=to) as route, ExitStack() as stack:
         key, path, archive = str(route.source.arn), checked.journal, checked.restore
         if archive is not None:
-            # First check the archive. The journal of a refused restore would block the right one.
+            # First check the archive. Otherwise a restore to the wrong queue would leave a journal
+            # of that queue next to the archive, and a restore to the right queue would be refused.
             messages = check_archive(archive, key)
             path = path or archive.with_name(f"{archive.name}.restored")
             key = f"restore to {key}"

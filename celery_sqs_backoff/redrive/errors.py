@@ -39,7 +39,7 @@ class RedriveUnreachable(RedriveError):
 
 
 def explain(what: str, failure: Failure) -> str:
-    """Return a text that says why a call failed and how to fix it.
+    """Return a text that says why a call failed and what to do about the failure.
 
     ``what`` names the call, such as ``"ReceiveMessage"``.
     """

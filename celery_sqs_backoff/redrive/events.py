@@ -21,7 +21,7 @@ GRACE_SECONDS = 2.0
 
 
 class Ended(str, Enum):
-    """Why a redrive ended. Scripts use the values, so they do not change."""
+    """Why a redrive ended. Scripts use the values, so do not change a value."""
 
     DONE = "done"
     #: The run could not receive all messages.
@@ -139,7 +139,10 @@ class NotDeleted(_MessagesLeft):
 
 
 class Skipped(_MessagesLeft):
-    """Messages that the options exclude, or that a restore found on the queue. They stay there."""
+    """Messages that the options exclude, or that a restore found on the queue.
+
+    They stay in the dead-letter queue.
+    """
 
 
 class Poison(_MessagesLeft):
@@ -246,8 +249,8 @@ class Listener:
     def __call__(self, event: RedriveEvent) -> None:
         """Deliver an event. Never raises.
 
-        Before ``start()``, call ``on_event`` in this thread. After ``start()``, a thread of the
-        listener calls ``on_event``.
+        Before ``start()``, call ``on_event`` in the caller's thread. After ``start()``, a thread of
+        the listener calls ``on_event``.
         """
         if self._thread is None:
             self._deliver(event)

@@ -24,12 +24,12 @@ from .errors import RedriveRefused
 from .message import DlqMessage
 
 #: The run waits until journal lines of these kinds are on the disk. A crash of the machine may lose
-#: lines of the other kinds. This does not make the next run send a message twice. The next run only
-#: deletes a message a second time, or treats an unsent message as in doubt.
+#: lines of the other kinds. A lost line does not make the next run send a message twice. The next
+#: run only deletes a message a second time, or treats an unsent message as in doubt.
 _SYNCED = {"sending", "sent", "ended"}
 
-#: Journal lines of these kinds end the record of a message: SQS has not accepted it, or it has
-#: left the source. The next run treats such a message as a new one.
+#: Journal lines of these kinds say that SQS has not accepted a message, or that a message has left
+#: the source. The next run treats such a message as a new one.
 _SETTLED = {"unsent", "deleted", "gone"}
 
 
@@ -40,7 +40,7 @@ class JsonLines:
     """A file to which one process at a time appends. Safe for threads. Use as a context manager.
 
     A missing file is created with mode 600. A last line that a kill has truncated is removed,
-    because it would corrupt the next line.
+    because otherwise the next line would be appended to the truncated line.
 
     Arguments:
         begins: the first bytes that a file of this kind must have.
@@ -73,7 +73,7 @@ class JsonLines:
             raise
 
     def append(self, objects: Sequence[Mapping[str, object]], *, sync: bool) -> None:
-        """Append a line for each object. With ``sync``, return only when they are on the disk.
+        """Append a line for each object. With ``sync``, return only when the lines are on the disk.
 
         Raises:
             OSError: for example, the disk is full.
@@ -127,12 +127,13 @@ class Journal(NoJournal, JsonLines):
     The line ``{"is": "sending", "ids": [...]}`` is on the disk before the call to SQS. The ``sent``
     line is on the disk before the delete. If the last line of a message is ``sending``, the message
     is *in doubt*: SQS's answer was lost, or the process ended before SQS answered. If its last line
-    is ``sent``, the next run only has to delete the message. If the last run has ended, and left no
-    message in doubt or undeleted, the next run empties the file.
+    is ``sent``, the next run only has to delete the message. If the last run wrote its ``ended``
+    line, and left no message in doubt or undeleted, the next run empties the file.
 
     Arguments:
-        path: the file. It stays when the run is over, and another run may continue it.
-        source: ARN of the queue. Each journal belongs to one source.
+        path: the file. It stays when the run is over, and another run may continue with this file.
+        source: ARN of the dead-letter queue, or ``restore to`` and this ARN. Each journal belongs
+            to one source.
 
     Raises:
         RedriveRefused: the file belongs to another source, is in use, is not a journal, can be read
@@ -155,7 +156,7 @@ class Journal(NoJournal, JsonLines):
             raise
 
     def write(self, kind: str, ids: Sequence[str], at: float = 0.0) -> None:
-        """Append a line. ``sending``, ``sent`` and ``ended`` are on the disk on return.
+        """Append a line. A ``sending``, ``sent`` or ``ended`` line is on the disk on return.
 
         Arguments:
             kind: ``sending``, ``sent``, ``unsent``, ``deleted``, ``gone`` or ``ended``.

@@ -72,7 +72,7 @@ class Halt:
 
     @property
     def is_set(self) -> bool:
-        """Whether the run must end. Reading it also ends the run if the caller has set ``stop``."""
+        """Whether the run must end. A read also ends the run if the caller has set ``stop``."""
         if self._stop.is_set() and not self._event.is_set():
             self(Ended.INTERRUPTED, "stopped by the caller")
         return self._event.is_set()

@@ -65,8 +65,8 @@ class LedgerRow:
         until: time at which SQS stops hiding it, by the run's clock.
         left: why it stays in the source, such as ``Action.SKIP``; ``None`` = it is not LEFT.
         doubted_at: start of the first send that SQS did not answer, in seconds since the epoch;
-            ``None`` = the message is not in doubt. ``_doubt_late`` and ``name_unanswered`` only
-            mark the message as in doubt. They store an arbitrary time.
+            ``None`` = the message is not in doubt. ``_doubt_late`` and ``name_unanswered``
+            store a time of the run's clock. It only shows that the message is in doubt.
     """
 
     state: RowState
@@ -154,8 +154,8 @@ class Ledger:
             for message in messages:
                 row = self.rows.get(message.id)
                 if row is None and message.id in self._gone:
-                    # SQS may accept a delete with an older handle, but keep the message. The
-                    # caller deletes it again.
+                    # SQS may accept a delete with an older handle, but keep the message. So the
+                    # caller deletes the message again.
                     row = self.rows[message.id] = LedgerRow(RowState.SENT)
                     del self._gone[message.id]
                     self.deleted -= 1
@@ -185,7 +185,7 @@ class Ledger:
     def still_ours(self, messages: Sequence[DlqMessage]) -> list[DlqMessage]:
         """Return the messages that SQS hides long enough for a send, and release the others.
 
-        Another consumer may receive the others first. The run will receive them again.
+        Another consumer may receive the others before the run receives them again.
         """
         with self.lock:
             now = self._clock()
@@ -293,9 +293,9 @@ class Ledger:
 
         Arguments:
             at: when the send began, in seconds since the epoch.
-            resend: whether the run sends the messages again. ``None`` = not known yet. The run will
-                know whether the messages were sent by the next response of a FIFO queue, or by the
-                next look of a restore. So emit no event yet.
+            resend: whether the run sends the messages again. ``None`` = emit no event yet, because
+                it will be known later whether the messages were sent. The next response of a FIFO
+                queue shows it, or the next look of a restore through the queue.
         """
         self._hold(messages)
         with self.lock:
@@ -387,7 +387,7 @@ class Ledger:
         """Return the IDs and receipt handles of messages with a hold that ends soon.
 
         Arguments:
-            within: seconds. Leave out holds that end later, and holds that have already ended.
+            within: soon means within this number of seconds. A hold that has ended is left out.
             left: ``True`` = only LEFT messages, ``False`` = only HELD and SENDING messages.
         """
         now = self._clock()
@@ -401,7 +401,7 @@ class Ledger:
             ]
 
     def renew(self, id_: str, handle: str, until: float) -> bool:
-        """Record that SQS hides a message until a later time.
+        """Record that SQS hides a message until the time ``until``.
 
         Return False if the hold had ended before the renewal. SQS can accept the renewal even then,
         but another consumer may have received the message.

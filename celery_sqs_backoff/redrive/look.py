@@ -118,7 +118,8 @@ class Plan:
     def to_send(self) -> int:
         """Estimate of how many messages a redrive would send or delete, at most ``limit``.
 
-        It assumes that ``ready`` has the same share in the whole queue as in the received messages.
+        It assumes that the share of ``ready`` messages among all messages of the queue is the same
+        as among the received messages.
         """
         if not self.looked_at:
             return 0

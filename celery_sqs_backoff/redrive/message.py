@@ -49,7 +49,7 @@ class DlqMessage:
             queue, when SQS moved it). If a worker sent the message to this queue, this is when the
             worker did so. ``None`` = SQS did not say.
         record: what a worker wrote about the failure; ``None`` = there is no valid record, or SQS
-            itself moved the message, without a record.
+            itself moved the message, so that no worker wrote a record.
         source_arn: the queue that SQS itself moved the message from; ``None`` = SQS did not move
             it.
         replays: how many times the message was replayed.
@@ -93,8 +93,8 @@ class DlqMessage:
             self.sent_at = int(milliseconds) / 1000
         self.envelope = read_envelope(self.body)
         self.record = read_record(self.message)
-        # Leave out the dead-letter record. It would give the wrong reason if SQS later moves the
-        # message to the dead-letter queue again.
+        # Leave out the dead-letter record. It is about the failure before the replay, and would be
+        # wrong for a later failure.
         self.attributes = {
             name: sendable(value)
             for name, value in (self.message.get("MessageAttributes") or {}).items()

@@ -109,7 +109,7 @@ class Endpoint:
         return sum(count_messages(found))
 
     def depth_or(self, otherwise: int) -> int:
-        """Return the depth, or ``otherwise`` if SQS does not return it."""
+        """Return ``depth()``, or ``otherwise`` if SQS does not return the number."""
         try:
             return self.depth()
         except RedriveError:
@@ -135,7 +135,7 @@ class Route:
 
     Attributes:
         source: the dead-letter queue, which is the source of the redrive.
-        sources: the queues that have it as their dead-letter queue.
+        sources: the queues that have ``source`` as their dead-letter queue.
         fixed: the destination of all messages (``to``); ``None`` = the operator gave no queue.
     """
 
@@ -163,9 +163,9 @@ class Route:
         """Return the destination of a message, or a text that says why it is unknown.
 
         If the operator gave a queue (``to``), it is the destination. Otherwise the destination is
-        the queue that SQS moved the message from, or else that the dead-letter record names. It
-        must be in ``sources``. A message that names no queue goes to the only queue in ``sources``.
-        If there are several, its destination is unknown.
+        the queue that SQS moved the message from, or else that the dead-letter record names. This
+        queue must be in ``sources``. A message that names no queue goes to the only queue in
+        ``sources``. If ``sources`` has several queues, or none, its destination is unknown.
         """
         if self.fixed is not None:
             return self.fixed
@@ -291,7 +291,7 @@ def _find_sources(queues: QueueFinder, dlq: Endpoint) -> list[Endpoint]:
 def _make_source(queues: QueueFinder, url: str, dlq: QueueArn) -> Endpoint:
     """Return a queue that SQS listed as a source of ``dlq``.
 
-    SQS lists only queues in the account and Region of ``dlq``.
+    SQS lists only queues in the account and Region of ``dlq``, so only the name differs.
     """
     arn = dlq.sibling(queue_name(url))
     # A predefined queue may have credentials of its own, so prefer its ``Calls``. Compare the ARN,
@@ -348,11 +348,11 @@ def _find_named(queues: QueueFinder, name: str, *, in_celery: bool) -> Mapping[Q
     """Find queues by name. Return them in a dict whose keys are their ARNs.
 
     A dead-letter queue is often missing in ``predefined_queues``, although the queues that use it
-    are there. Then the function uses the credentials of such a queue for the dead-letter queue.
+    are there. In this case, call it with the credentials of one of these queues.
 
     Arguments:
-        in_celery: whether the name may be Celery's name for a queue. If so, it is looked up as
-            such first, and then as a name in SQS. ``False`` = it is the name in SQS.
+        in_celery: ``True`` = first look for a queue with this name in Celery, and then for a queue
+            with this name in SQS. ``False`` = look only for a queue with this name in SQS.
     """
     key = queues.key(name) if in_celery else name
     if in_celery and key in queues.predefined:

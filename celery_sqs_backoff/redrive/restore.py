@@ -3,10 +3,10 @@
 A redrive (option ``dump``) or a peek (option ``copy``) has written the archive. A restore does not
 change it. The journal records which messages were put back. The restore sends each message with an
 attribute, which holds the ID that the message has in the archive. Before the first send, the
-restore looks through the queue, and then does not send messages that are on it: the archive may be
-a copy of messages that were never deleted. The look does not see messages that another consumer
-hides, or that wait behind a message of their FIFO group. The restore sends these again, and its
-report warns of them.
+restore looks through the queue. It does not send messages that it finds there, because the archive
+may be a copy of messages that were never deleted. The look does not see messages that another
+consumer hides, or that wait behind a message of their FIFO group. The restore sends these a second
+time, and its report warns of such messages.
 
 If SQS's answer to a send is lost, the message is *in doubt*. Then the restore looks for the
 message on the queue before it sends the message again.
@@ -118,8 +118,8 @@ class Restore:
 
         A message in doubt that is on the queue counts as sent. Any other message in doubt will be
         sent again if it is surely absent, or with ``include_unknown``. It is surely absent if the
-        look has received all messages of the queue, and if the message has room for its ID as an
-        attribute.
+        look has received all messages of the queue, and if the message also has room for its ID as
+        an attribute. The look does not recognise a message that was put back without this ID.
         """
         ledger, doubted = self._ledger, set(self._ledger.doubted)
         if must_end(ledger, self._halt) or not (doubted or self._found is None):
@@ -169,7 +169,7 @@ def check_archive(archive: Path, queue: str) -> int:
 
 
 def _read_once(archive: Path) -> Iterator[DlqMessage]:
-    """Yield the messages of an archive. Yield a message that it has twice once."""
+    """Yield each message of an archive once, even if the archive has the message twice."""
     seen: set[str] = set()
     for message in read_archive(archive):
         if message.id not in seen:
@@ -180,7 +180,7 @@ def _read_once(archive: Path) -> Iterator[DlqMessage]:
 class _PutBack(Sender):
     """Sends messages of the archive to their dead-letter queue, with all their attributes.
 
-    It does not send messages in doubt again. ``Restore`` does this.
+    It does not send messages in doubt again. ``Restore`` decides when to send them.
     """
 
     def _entry(self, to: Endpoint, message: DlqMessage) -> dict[str, Any]:

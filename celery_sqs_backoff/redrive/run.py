@@ -2,8 +2,8 @@
 
 The run deletes a message only if SQS has reported it as sent, or if the operator has asked to
 delete it without sending (``delete=True``). Every other message stays in the source. The run looks
-at as many messages as were in the source at its start. If a task fails again, its message can come
-back to the source during the run. Such a message does not count towards this number.
+at as many messages as were in the source when the run began. If a task fails again, its message can
+come back to the source during the run. Such a message does not count towards this number.
 
 A message passes these modules: ``sweep`` receives it, ``ledger`` keeps its state, ``triage``
 decides whether to send it, ``sender`` sends and deletes it, ``files`` records the send and the
@@ -40,9 +40,9 @@ from .sweep import MAX_THREADS, Sweep
 from .throttle import Throttle
 from .triage import EXPIRED, NOT_SELECTED, Action, Disposition, triage
 
-#: Seconds for which a receive hides a message: its *hold*. The second number is for options that
-#: select messages. Then most messages stay in the source, and the run hides them until its end. A
-#: longer hold needs fewer calls that renew it.
+#: Seconds for which a receive hides a message (its *hold*). The second number is for options that
+#: select messages. With such options, most messages stay in the source, hidden until the run ends.
+#: Long holds need fewer calls to renew them than short holds.
 HOLD_SECONDS, FILTER_HOLD_SECONDS = 30, 300
 
 #: With a rate, the run receives a message at most this number of seconds before the send.

@@ -29,8 +29,8 @@ from .triage import Action
 #: A message with its entry for SendMessageBatch.
 Outgoing = tuple[DlqMessage, dict[str, Any]]
 
-#: Failures of these kinds do not depend on the message, so a call for any other message would fail,
-#: too. The call had no effect.
+#: Failures of these kinds do not depend on the message, so a call for any other message on the same
+#: queue would fail, too. The failed call had no effect.
 CLOSED = {Kind.DENIED, Kind.NO_QUEUE, Kind.LOCAL, Kind.UNSUPPORTED}
 
 #: Seconds after which SQS forgets a FIFO deduplication ID.
@@ -92,8 +92,8 @@ class Sender:
             if to.is_fifo and group in self.held_groups:
                 self._fail(to, [batch[0][0]], "an earlier message of its group stays")
             elif not self._send_in_turn(to, batch) and to.is_fifo:
-                # The message's hold had ended, so the run did not send it, and will receive it
-                # again. Release the later messages of its group, so that they are sent after it.
+                # SQS no longer hid the message long enough, so the run did not send it, and will
+                # receive it again. Release the later messages of its group to send them after it.
                 behind = [message for message, _ in entries if message.group_id == group]
                 for handles in chunks(iter(self._ledger.release(behind)), MAX_BATCH_ENTRIES):
                     self._source.hide(handles, 0)
@@ -241,7 +241,8 @@ class Sender:
     def delete(self, handles: Mapping[str, str]) -> set[str]:
         """Delete messages. Return the IDs of the messages that SQS did not delete.
 
-        If a whole call fails in all tries because SQS is away, the rest counts as not deleted.
+        If the whole call for a batch fails in all tries for a passing reason, such as no answer,
+        make no further calls. The messages of the later batches then count as not deleted.
 
         Arguments:
             handles: their receipt handles, by ID.

@@ -1,4 +1,4 @@
-"""Receive each message of a queue once, with several threads, and keep it hidden until the end.
+"""Receive each message of a queue once, in several threads, and keep it hidden until the run ends.
 
 This is a *sweep*. A redrive and a peek each give the sweep a function that handles the messages.
 """
@@ -34,8 +34,8 @@ _KNOWN_SHARE = 1 / 50
 #: Seconds for which one renewal hides a message that stays in the source.
 _LEFT_SECONDS = 900
 
-#: A hold is renewed when it ends within this number of seconds, or within half of a hold if that is
-#: less (15 s for a hold of 30 s).
+#: The time for which a message is hidden (its *hold*) is renewed when it ends within this number of
+#: seconds, or within half of a hold if that is less (15 s for a hold of 30 s).
 _RENEW_SECONDS = 60.0
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Sweep:
         most: returns how many messages the next receive may return; 0 = wait; ``None`` = the sweep
             is over.
         hold_seconds: seconds that a hold lasts.
-        patient_until: until this time of the run's clock, an empty poll does not end the sweep. The
+        patient_until: until this time of the run's clock, empty polls do not end the sweep. The
             queue may still have messages, hidden by a killed run or by a receive with a lost
             response.
     """
@@ -115,8 +115,8 @@ class Sweep:
     def renew(self) -> None:
         """Renew the holds that end soon.
 
-        Several threads renew them, because each hold must be renewed before it ends. After its end,
-        another consumer may receive the message.
+        Several threads renew them, because one thread could be too slow to renew all in time. After
+        the end of a hold, another consumer may receive the message.
         """
         within = min(_RENEW_SECONDS, self._hold_seconds / 2)
         for left, seconds in ((False, self._hold_seconds), (True, _LEFT_SECONDS)):
@@ -128,11 +128,11 @@ class Sweep:
         for (id_, handle), failure in zip(batch, results, strict=True):
             if failure is None and not self.ledger.renew(id_, handle, until):
                 # The hold had ended, so another consumer may have received the message. If not, the
-                # renewal hides it, and the sweep must not end before SQS shows it again.
+                # renewal hides the message, and the sweep must not end before SQS shows it again.
                 self.patient_until = max(self.patient_until, until + 1)
 
     def give_back(self, handles: Iterable[str]) -> int:
-        """Make SQS show messages to all consumers. Return for how many of them this failed.
+        """Make SQS show messages to all consumers. Return for how many the call failed.
 
         A stale receipt handle is no failure, because the run no longer hides its message.
         """
@@ -158,7 +158,7 @@ class Sweep:
                     self._empty_polls = 0.0
                 else:
                     # If all messages are known from an earlier receive, the queue may still have
-                    # new messages. So this counts much less than an empty poll.
+                    # new messages. So such a receive counts much less than an empty poll.
                     self._empty_polls += _KNOWN_SHARE if found else 1
                 is_dry = (
                     self._empty_polls >= _EMPTY_POLLS and self.halt.clock() >= self.patient_until

@@ -74,7 +74,7 @@ class Throttle:
         return 0.0 if rate is None else 1 / rate
 
     def rate_at(self, now: float) -> float | None:
-        """Return the messages per second at the time ``now``, or ``None`` without a limit."""
+        """Return the rate (messages per second) at the time ``now``. ``None`` = no limit."""
         if self._rate is None:
             return None
         ramp = 1.0
@@ -86,7 +86,7 @@ class Throttle:
 
 
 def seconds_for(messages: int, rate: float, ramp: float = 0.0) -> float:
-    """Return the seconds that it takes to send a number of messages.
+    """Return how many seconds it takes to send a number of messages.
 
     Arguments:
         rate: messages per second.

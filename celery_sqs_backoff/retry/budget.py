@@ -72,7 +72,7 @@ def find_reason(
 
     Arguments:
         standing: the message's use of its budgets when its run has just failed.
-        max_retries: most retries; ``None`` = no limit.
+        max_retries: highest number of retries; ``None`` = no limit.
         retry_for: seconds of ``standing.elapsed`` after which no retry may begin; ``None`` = no
             limit. If the next retry would begin later, the message is given up now.
         delay: seconds until the retry would begin.
@@ -100,9 +100,9 @@ def find_reason_before_run(
     """Return which budget was used up before this receive, or ``None`` if the task may start.
 
     Not every receive leads to a run. For example, a worker that stops gives messages back without a
-    run. So a message that may never have run gets a run, even after ``retry_for`` or with too many
-    receives. A known crash shows that the message has run. For ``retry_for``, the message also
-    counts as run if ``standing.retries`` is at least ``crash_budget``.
+    run. So a message that has perhaps never run gets a run, even after ``retry_for`` or with too
+    many receives. A known crash shows that the message has run. In the check of ``retry_for``, the
+    message also counts as run if ``standing.retries`` is at least ``crash_budget``.
 
     Arguments:
         standing: the message's use of its budgets when the worker has just received it.
@@ -126,8 +126,8 @@ def find_reason_before_run(
 def longest_hold(standing: Standing, *, retry_for: float | None) -> float:
     """Return the longest time in seconds for which a message may wait for its provider.
 
-    0 or less means that the message must run now, even if the provider seems to be down. SQS is
-    then about to delete the message, or ``retry_for`` is nearly over.
+    0 or less means that the message must run now, even if the provider seems to be down, because
+    SQS is about to delete the message, or ``retry_for`` is nearly over.
     """
     if standing.is_expiring:
         return 0.0
@@ -212,7 +212,7 @@ def tolerant(policy: Policy, *, cap: float = math.inf) -> Policy:
 
     Arguments:
         cap: the longest delay in seconds, such as a task's ``fifo_cap`` on a FIFO queue. Delays are
-            scaled down to it.
+            scaled down as by :func:`shrink`.
     """
     return _Tolerant(policy, cap, is_logged=False)
 

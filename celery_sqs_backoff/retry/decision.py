@@ -163,11 +163,12 @@ class Facts:
     Arguments:
         standing: the message's use of its budgets so far.
         max_retries, retry_for, crash_budget: the task's budgets.
-        crashes: number of the message's runs that are known to have crashed, this one included.
+        crashes: number of the message's runs that are known to have crashed, the last one included.
         delay: seconds, drawn from the task's policy for this failure. Needed only if
             :func:`needs_delay` returns true.
         keeps_dead_letters: whether the task wants dead letters and the queue has a dead-letter
-            queue. Also true if the worker could not read the queue's attributes.
+            queue. If the worker could not read the queue's attributes, the queue counts as having
+            one.
     """
 
     standing: Standing
@@ -209,7 +210,7 @@ def decide_failure(
 def needs_facts(ended: RunEnd) -> bool:
     """Return whether :func:`decide` needs :class:`Facts` about this end.
 
-    For most ends, such as a success, ``decide`` needs no facts, and the caller saves the time to
+    For some ends, such as a success, ``decide`` needs no facts, and the caller saves the time to
     look them up.
     """
     return ended.decision is not None or ended.end.fate is not _Fate.DELETE
@@ -224,8 +225,8 @@ def decide(ended: RunEnd, facts: Facts) -> Settle:
     """Decide how the worker settles the message.
 
     A decision of the task's process is kept, with two exceptions. If the queue allows no further
-    receive, the message becomes a dead letter instead of being hidden. If there is no place for a
-    dead letter, the message is deleted.
+    receive, the message becomes a dead letter instead of being hidden. If dead letters are not
+    kept, a message that would become one is deleted.
     """
     settle = ended.decision or _decide_end(ended.end, facts)
     if isinstance(settle, Hide) and facts.standing.is_last_receive:
@@ -253,5 +254,5 @@ def _decide_end(end: End, facts: Facts) -> Settle:
         reason = end.reason
     if reason is None:
         return Hide(delay, Outcome.UNKNOWN if is_crash else Outcome.RETRYABLE)
-    # A task that requeues its message does not say whether it has done its work.
+    # A task that requeues its message does not say whether it has done its work, hence UNKNOWN.
     return DeadLetter(reason, Outcome.RETRYABLE if end is End.NOT_BEGUN else Outcome.UNKNOWN)

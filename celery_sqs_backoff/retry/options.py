@@ -268,7 +268,7 @@ def options_from_autoretry(task: Any) -> dict[str, Any]:
     ``retry_backoff`` is the first ceiling of the delay in seconds (``True`` = 1). The ceiling
     doubles up to ``retry_backoff_max`` (default 600). The delay is drawn with full jitter, unless
     ``retry_jitter`` is false. Without ``retry_backoff``, each delay is the ``countdown`` in
-    ``retry_kwargs``. Without this ``countdown``, it is ``default_retry_delay`` (180 seconds).
+    ``retry_kwargs``, or ``default_retry_delay`` (180 seconds) if ``retry_kwargs`` has none.
     """
     autoretry_for = tuple(getattr(task, "autoretry_for", ()))
     if not autoretry_for:

@@ -1,8 +1,8 @@
 """Decides whether a failed task may run again, and whether its effects may be undone.
 
-Every error gets one of three outcomes. An error is RETRYABLE only if a rule of the task
-(``classify``, ``retry_on``) says so. If no rule knows an error, the work may have been processed,
-so the task does not run again.
+Every error gets one of three outcomes. An error is RETRYABLE only if it is a ``Retryable``, or if a
+rule of the task (``classify``, ``retry_on``) says so. If no rule knows an error, the work may have
+been processed, so the task does not run again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Outcome(Enum):
     * ``NOT_PROCESSED``: the work was certainly not processed, and no retry will help (bad
       credentials, an address that does not exist). The task is undone and given up.
     * ``UNKNOWN``: the work may have been processed (a timeout after the request was sent), or no
-      rule knows this error. The task is given up without an undo, because one lost mail is better
-      than two mails.
+      rule knows this error. The task is not undone, and is given up unless the call is safe to
+      repeat, because one lost mail is better than two mails.
     """
 
     RETRYABLE = "retryable"
@@ -90,7 +90,7 @@ class Verdict:
     def nothing_was_processed(self) -> bool:
         """Whether it is certain that the call was not processed.
 
-        Then ``on_not_processed`` may be called, and the task's ``Guard`` may be released.
+        If so, ``on_not_processed`` may be called, and the task's ``Guard`` may be released.
         """
         return self.outcome is not Outcome.UNKNOWN
 

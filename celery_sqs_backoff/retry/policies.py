@@ -135,7 +135,7 @@ class EqualJitter(_Growing):
 
 
 class DecorrelatedJitter(_Growing):
-    """Draws each delay from the one before, up to three times as long.
+    """Draws each delay between ``base`` and three times the delay before.
 
     Delay number n is ``d[n] = min(cap, uniform(base, 3 * d[n - 1]))``, and ``d[0]`` is ``base``. By
     default, no delay is below 2 seconds, and the highest possible delays are 6, 18, 54, ... 1458,
@@ -184,7 +184,7 @@ class Schedule(Policy):
 
     ``Schedule([1, 5, timedelta(minutes=1)])`` gives 1, 5, 60, 60, ... seconds. The values may stand
     in any order. The schedule adds no jitter and no cap. The end of the list does not end the
-    retries. For that, set ``max_retries`` or ``retry_for``.
+    retries. To limit the retries, set ``max_retries`` or ``retry_for``.
 
     Arguments:
         delays: at least one delay, each in seconds or as a timedelta, from 0 up. Kept as a tuple of

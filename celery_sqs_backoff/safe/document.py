@@ -9,9 +9,9 @@ each message, or for each ``scope=``. These are the states of a workflow and of 
 A step without a confirm task goes from begun to done.
 
 Only the run that holds a workflow's lock may write the workflow's record. But a lock ends with its
-lease, even if its holder is still running. So each write succeeds only if the record is unchanged
-since the run read it. The next run changes the record when it enters the workflow, and then any
-write of the earlier run fails.
+lease, and its holder may still be running and try to write. So each write succeeds only if the
+record is unchanged since the run read it. The next run changes the record when it enters the
+workflow, and then any write of the earlier run fails.
 
 The message that last began a step owns the workflow. When the worker gives that message up (it is
 not retried any more), the steps are undone.
@@ -57,8 +57,8 @@ class Document:
         name: name of the workflow, or of the message or scope that owns the steps.
         state: facts about the run. ``step`` adds the name of its step to them, and whether the
             step may have had an effect. ``None`` = new facts.
-        message: digest of the message that enters the workflow. From its first step on, this
-            message owns the workflow. ``None`` = the owner does not change.
+        message: digest of the message that enters the workflow. From the first step that this
+            message begins, it owns the workflow. ``None`` = the owner does not change.
         is_certain: returns whether an exception proves that the step had no effect.
         before: called before each step begins.
     """
@@ -130,7 +130,7 @@ class Document:
     def end(self) -> None:
         """Record that the ``with`` block ended well, so that its steps are never undone.
 
-        It ends well without an exception, or with ``Ignore``, which ``self.replace()`` raises.
+        A block ends well without an exception, or with ``Ignore``, which ``self.replace()`` raises.
         """
 
         def change(fields: dict[str, Any]) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class Document:
             raise StepNotRecorded("The step was done, but the store did not record it") from exc
 
     def _put(self, name: str, step: dict[str, Any]) -> dict[str, Any]:
-        """Write a step and return it. If a concurrent run recorded it first, return that record."""
+        """Write a step and return it. If a concurrent run recorded it first, return that step."""
 
         def change(fields: dict[str, Any]) -> dict[str, Any]:
             there = fields["steps"].get(name, {"state": BEGUN})
@@ -260,7 +260,7 @@ class Document:
             self.update(change)
         except SafeError:
             # The update failed, so the record still says that the step may have had an effect.
-            # Count it as one. Do not raise this error, because the caller raises the step's own.
+            # So count the step. Do not raise this error, because the caller raises the step's own.
             self._state.acts += 1
 
 

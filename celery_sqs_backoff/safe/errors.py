@@ -11,18 +11,18 @@
     ├── Refused               another message passed the guard; this message ends without a failure
     │   └── AlreadyDone       an earlier run of this message has succeeded
     ├── OtherInput            the step under this name was begun with other arguments
-    ├── RecordRejected        this project did not write the record
+    ├── RecordRejected        this project did not write the record, or cannot read it
     ├── LockLost              another run may hold the lock
     ├── HeldByItself          this run already holds the lock
     ├── StepNotRecorded       the step was done, but not recorded
     ├── NotUndone             a guard refused the undo task, so the step was not undone
     ├── Compensated           the workflow's steps were undone, or are being undone
-    ├── StoreInTransaction    a Django transaction is open; its rollback would delete the record
+    ├── StoreInTransaction    a Django transaction is open; a rollback may undo only work or record
     └── OutsideRun            the task runs without a message that could own the record
 
 The task's ``classify`` and ``retry_on`` are not asked about these errors. For example,
-``autoretry_for=(Exception,)`` does not cause a retry after ``StepNotRecorded``, which would do the
-step again. All errors have the outcome UNKNOWN (the work may have been done), so
+``autoretry_for=(Exception,)`` causes no retry after ``StepNotRecorded``, because a retry would do
+the step again. All errors have the outcome UNKNOWN (the work may have been done), so
 ``on_not_processed`` is not called. Only ``TryLater`` leads to a retry. The retry is safe, because
 finished steps are not done again.
 """
@@ -71,8 +71,8 @@ class AlreadyDone(Refused):
     """An earlier run of this message has succeeded.
 
     ``has_result`` is false if the result of that run is not recorded, for example because it was
-    not JSON or was too large. If a chain, a callback or a chord then waits for the result, the
-    message becomes a dead letter.
+    not JSON or was too large. In that case, if a chain, a callback or a chord waits for the result,
+    the message becomes a dead letter.
     """
 
     def __init__(self, result: Any, *, has_result: bool) -> None:
@@ -90,11 +90,11 @@ class OtherInput(SafeError):
 
 
 class LockLost(SafeError):
-    """The lease has ended, or another run has continued the workflow."""
+    """The lock's lease has ended, or another run has continued the workflow."""
 
 
 class HeldByItself(SafeError):
-    """This run already holds the lock. Pass on the object that its ``with`` statement returned."""
+    """This run already holds the lock. Pass on the object that the first ``with`` returned."""
 
 
 class StepNotRecorded(SafeError):
@@ -110,4 +110,4 @@ class Compensated(SafeError):
 
 
 class OutsideRun(SafeError):
-    """The task runs without a message, and no ``scope`` is given, so a record has no owner."""
+    """The task runs without a message and without ``scope=``, so a record would have no owner."""

@@ -1,13 +1,13 @@
 """Let one message per key run within a time window, however often SQS delivers the message.
 
-Other messages with this key are refused until the window ends. A record in the store names the
+Other messages with the same key are refused until the window ends. A record in the store names the
 message that has passed the guard::
 
     (no record) --enter--> begun --finish--> done
          ^----release-----/
 
-If a run finds a record of an earlier run of the same message, it marks the record as shared. No run
-deletes a shared record, because the earlier run may have done the work.
+If an earlier run of the same message may have had an effect, the next run marks the record as
+shared. No run deletes a shared record, because the earlier run may have done the work.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def enter(
         message: digest of the message.
         run: ID of the run.
         window: seconds above 0, from the first time the message passed.
-        kind: first part of the record's key in the store. Only the record of a message's runs, in
-            ``SafeExtension``, has another kind.
+        kind: first part of the record's key in the store. ``SafeExtension`` passes ``"run"`` for
+            its record of a message's runs.
 
     Raises:
         Refused: another message has passed.
@@ -134,7 +134,8 @@ class Guard:
 
     Before the task runs, the worker makes a record that names the message. So the same message
     passes again whenever it is delivered, retried or redriven, until one of its runs has succeeded.
-    After that, a further delivery of the message ends at once with the recorded result.
+    After that, until the window ends, a further delivery of the message ends at once with the
+    recorded result.
 
     If a run fails with RETRYABLE or NOT_PROCESSED, the worker deletes the record, so that another
     message can pass. The record stays if the run has done a step, or if another run of the message
@@ -161,7 +162,7 @@ class Guard:
         """Refuse a key with an argument that the task does not have.
 
         Raises:
-            ImproperlyConfigured: the text names the key and the task's arguments.
+            ImproperlyConfigured: the key has such an argument, or its braces do not match.
         """
         if not isinstance(self.key, str):
             return

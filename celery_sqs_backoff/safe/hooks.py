@@ -62,7 +62,7 @@ class SafeExtension(Extension):
         """Note in the guard's record that the message is done. Never raises."""
         run = run_of(task.request)
         # If the run has published a copy (``self.retry``), the message is not done. The copy has
-        # the same task ID, so a guard that is done would keep the copy from running.
+        # the same task ID, so a guard's record that says done would keep the copy from running.
         state = None if run is None or run.copy is not None else run.extension_state
         if state is not None and state.guard is not None:
             attempt(task.app, finish, state.guard, result)
@@ -76,8 +76,9 @@ class SafeExtension(Extension):
             for its earlier runs.
 
         Raises:
-            Exception: this undo task has ended by ``Ignore``, and the task that undoes the next
-                step could not be sent. Then the undo task's message becomes a dead letter.
+            Exception: the task is an undo task that has ended by ``Ignore``, and the task that
+                undoes the next step could not be sent. The undo task's message becomes a dead
+                letter.
         """
         if isinstance(exc, Ignore):
             # Celery sends no callbacks after ``Ignore``. So send an undo task's callback here, for
@@ -137,8 +138,8 @@ def pass_guard(task: Any, key: str, message: str, run: str, window: float) -> Pa
     except Refused as exc:
         if links_of(task):
             raise NotUndone(f"{exc}: the step was not undone") from None
-        # An earlier run of this message may have passed the guard and begun a workflow. Then the
-        # guard's window ended, and another message passed. So undo the workflow of this message.
+        # An earlier run of this message may have begun a workflow before the guard's window ended
+        # and another message passed. This message ends now, so undo its workflow.
         if task.has_workflows and scopes_of(records_of(task.app), message):
             delivery = getattr(run_of(task.request), "delivery", None)
             facts = {"run": run, "began": time.time(), "queue": delivery and delivery.queue}

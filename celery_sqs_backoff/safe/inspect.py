@@ -25,11 +25,11 @@ class Entry:
         kind: ``guard``, ``lock``, ``workflow`` or ``step``. Steps outside a workflow that share a
             record are also shown as a ``workflow``.
         name: the key of a guard or lock, or the name of a workflow or step.
-        state: the state in the record, but ``held`` for a lock, and ``ended`` for a workflow after
-            its block. ``rejected`` = this project did not write the record.
+        state: the state in the record, but ``held`` for a lock, and ``ended`` for a workflow whose
+            block has ended well. ``rejected`` = this project did not write the record.
         key: the record's key in the store.
-        record: the record in the store. For a step, it is the record of the workflow or scope.
-            ``None`` = the record was rejected.
+        record: the record in the store. For a step, it is the record of the workflow, scope or
+            message. ``None`` = the record was rejected.
         result: the recorded result as JSON, or ``None``.
     """
 
@@ -65,10 +65,10 @@ def look(records: Records, scope: str) -> list[Entry]:
 def free(records: Records, entry: Entry) -> bool:
     """Delete a record unless it has changed since :func:`look`. Return whether it was deleted.
 
-    After that, another message can pass the guard, or another run can take the lock. The step, or
-    each step of the workflow, is done again. But if the workflow's steps were undone, its steps
-    without an ``undo`` stay done. The other steps are done again, with new idempotency keys. A
-    rejected record is deleted even if it has changed.
+    After that, another message can pass the guard, or another run can take the lock. The next run
+    does the step, or each step of the workflow, again. But if the workflow's steps were undone, or
+    are being undone, its steps without an ``undo`` stay done, and the next run does only the others
+    again, with new idempotency keys. A rejected record is deleted even if it has changed.
     """
     record = entry.record
     if record is None:
@@ -87,7 +87,7 @@ def free(records: Records, entry: Entry) -> bool:
         return records.delete(record)
     kept = {name: step for name, step in steps.items() if step.get("undo") is None}
     versions = dict(record.fields.get("versions", {}))
-    # The provider knows the old idempotency key of an undone step. It would ignore a call with it.
+    # The provider knows an undone step's old idempotency key. It would ignore a call with that key.
     for name in steps.keys() - kept.keys():
         versions[name] = versions.get(name, 1) + 1
     return records.replace(record, {"state": OPEN, "steps": kept, "versions": versions}) is not None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = get_task_logger(__name__)
 
-#: Default seconds after which a lock is free if its holder was killed.
+#: Default seconds after which a lock is free, even if its holder has not freed it.
 DEFAULT_LEASE_SECONDS = 300.0
 
 
@@ -59,10 +59,10 @@ class Lock:
         Raises:
             Busy: another run holds the lock.
             HeldByItself: this run already holds the lock.
-            StoreInTransaction: a Django transaction is open. The lock would end before the commit,
-                and the next holder would not see the writes of this run.
-            StoreUnavailable: the store did not answer, but may have recorded the lock. Then the
-                lock stays taken until its lease ends.
+            StoreInTransaction: a Django transaction is open. The lock would end with its block,
+                before the commit, and the next holder would not see the writes of this run.
+            StoreUnavailable: the store did not answer. If it has recorded the lock, the lock stays
+                taken until its lease ends.
         """
         if self._name in self._held:
             raise HeldByItself(
@@ -83,10 +83,11 @@ class Lock:
         return self
 
     def renew(self) -> None:
-        """Start the lease again. Call it in a block that takes longer than the lease.
+        """Start the lease again. Call this method in a block that may take longer than the lease.
 
         Raises:
-            LockLost: the lease had ended, and another run may hold the lock.
+            LockLost: the lease had ended, or an operator had freed the lock. Another run may hold
+                the lock.
             StoreUnavailable: the store did not answer.
         """
         new = self._record and self._records.replace(self._record, self._fields(), self._lease)

@@ -1,8 +1,8 @@
 """Undo the workflows of a message that was given up, one step at a time, in a separate task.
 
-The worker that gives a message up only sends this task, the take-back task. It has its own retries
-and dead letter. While a run holds the workflow's lock, the take-back task is retried. If a process
-was killed in the workflow, the lock stays taken until its lease ends.
+The worker that gives a message up only sends this task, the take-back task. This task has its own
+retries and dead letter. While a run holds the workflow's lock, the take-back task is retried. If a
+process was killed in the workflow, the retries go on until the lock's lease ends.
 
 The take-back task decides whether there are steps to undo, and sends the undo task of the last
 step, with a callback (``link``). When the undo task has succeeded, Celery sends the callback, which

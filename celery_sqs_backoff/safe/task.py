@@ -114,10 +114,10 @@ class SQSBackoffTask(OnCommit, BackoffTask):
     ) -> Iterator[Lock]:
         """Let one run at a time enter ``with self.exclusive("account:7"):``, on all machines.
 
-        If another run holds the lock, or is in the workflow of the same name, the task is retried.
-        So take locks before you do anything that must not be done twice. The lock ends with the
-        block, or after ``lease``. In a block that takes longer than ``lease``, call ``renew()`` of
-        the lock.
+        If another run holds the lock, or is in the workflow of the same name, the task is retried,
+        and does all that comes before the lock again. So take locks before you do anything that
+        must not be done twice. The lock ends with the block, or earlier, after ``lease``. In a
+        block that takes longer than ``lease``, call ``renew()`` of the lock.
 
         Arguments:
             key: name of the lock: text, an int or a UUID.
@@ -138,10 +138,10 @@ class SQSBackoffTask(OnCommit, BackoffTask):
         """Let one message per key and window run the block ``with self.guarded(...):``.
 
         Use it to guard a part of the task, or if the task must look up the key first. The same
-        message passes again, even after the block has succeeded. Another message may pass after the
-        window, or earlier if the block has failed without effect. The block had no effect if its
-        exception is RETRYABLE or NOT_PROCESSED, and no step in the block was done. In addition, no
-        earlier run of the message may have passed. If the task is not running for a message, the
+        message passes again, even after the block has succeeded. Another message can pass after the
+        window, or earlier if the block has failed without effect. The block had no effect if all of
+        these are true: its exception is RETRYABLE or NOT_PROCESSED, no step in the block was done,
+        and no earlier run of the message had passed. If the task is not running for a message, the
         block runs without a guard.
 
         Arguments:
@@ -188,7 +188,7 @@ class SQSBackoffTask(OnCommit, BackoffTask):
         try:
             return super().on_replace(sig)
         except Ignore:
-            # The new task has the callbacks now. ``SafeExtension.run_failed`` must not send them.
+            # The new task has the callbacks now. So ``SafeExtension.run_failed`` must send none.
             self.request.callbacks = None
             raise
 
@@ -208,7 +208,7 @@ class SQSBackoffTask(OnCommit, BackoffTask):
 
 
 class WorkflowTask(SQSBackoffTask):
-    """A task with workflows. When the worker gives the message up, their steps are undone."""
+    """A task with workflows. When the worker gives its message up, the workflows are undone."""
 
     abstract = True
     has_workflows = True
@@ -230,8 +230,8 @@ class WorkflowTask(SQSBackoffTask):
         The message that last began a step owns the workflow. If the worker gives that message up,
         the ``undo`` tasks of the steps are sent, the last step's first. Each undo task is sent when
         the undo task before it has succeeded. Once a block has ended without an exception, its
-        steps are never undone. A process that was killed inside the block has not freed the lock.
-        Then the first undo task is sent when the lease ends.
+        steps are never undone. A process that was killed inside the block has not freed the lock,
+        so after a kill the first undo task is sent only when the lease has ended.
 
         Arguments:
             scope: name of the business object: text, an int or a UUID.

@@ -75,18 +75,18 @@ class Workflow:
                 ``f"release {funding.pk}"``.
             fn: is called with ``args`` and ``kwargs``. Returns JSON (dates, decimals and UUIDs
                 included).
-            undo: signature of the task that undoes the step when the message is given up. Its first
-                argument is the step's result, or ``None`` if it is unknown whether the step had an
-                effect. Default: the step is not undone.
+            undo: signature of the task that undoes the step when the message is given up. The
+                task's first argument is the step's result, or ``None`` if it is unknown whether the
+                step had an effect. Default: the step is not undone.
             confirm: signature of a task that is sent after the step is recorded, with the step's
                 result as first argument. Default: no task.
 
         Raises:
             Exception: the exception that ``fn`` raised. If it proves that the step had no effect,
-                the step counts as not begun. Otherwise it stays begun. In both cases the next run
-                does the step again.
-            LockLost: the lease has ended, or another run has entered the workflow. If this happened
-                during the step, the step was done, but not recorded.
+                and only this run has begun the step, the step counts as not begun. Otherwise it
+                stays begun. In both cases the next run does the step again.
+            LockLost: the lease ended before the step, or another run has entered the workflow. If
+                the other run entered during the step, the step was done, but not recorded.
             NotDispatched: ``confirm`` could not be sent. The task is retried, and the next run
                 sends it.
             StepNotRecorded: the step was done, but not recorded. The task is not retried.

@@ -26,7 +26,7 @@ _CURVES: Final = {
 
 @dataclass
 class Result:
-    """The figures of one strategy in one scenario. Times are seconds from its start.
+    """The figures of one strategy in one scenario. Times are seconds from the scenario's start.
 
     Attributes:
         strategy: name of the strategy.

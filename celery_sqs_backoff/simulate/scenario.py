@@ -1,4 +1,4 @@
-"""Define the scenario of a simulation. All times are seconds from its start."""
+"""Define the scenario of a simulation. All times are seconds from the simulation's start."""
 
 from __future__ import annotations
 

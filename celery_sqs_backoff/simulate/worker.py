@@ -68,7 +68,7 @@ class SimulatedWorker:
         self.running = 0
         self.room = scenario.window  # number of further messages that the worker can hold
         self.waiting: deque[SimulatedMessage] = deque()  # messages that wait for a process
-        self.paced: deque[SimulatedMessage] = deque()  # messages for which the gate has no turn yet
+        self.paced: deque[SimulatedMessage] = deque()  # messages that the gate lets run later
         self.ticks_at = math.inf
 
     def decide_on_receive(self, message: SimulatedMessage, now: float) -> Decision:

@@ -43,7 +43,7 @@ class QueueArn:
         return cls(*found.groups())
 
     def sibling(self, name: str) -> QueueArn:
-        """Return the ARN of another queue of the same account and Region."""
+        """Return the ARN of the queue ``name`` in the account and Region of this queue."""
         return replace(self, name=name)
 
     @property
@@ -68,7 +68,7 @@ def region_of(host: str) -> str | None:
 
 
 def is_queue_name(text: str) -> bool:
-    """Return whether SQS would accept this as the name of a queue.
+    """Return whether SQS would accept ``text`` as the name of a queue.
 
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_CreateQueue.html
     """

@@ -88,7 +88,7 @@ class Calls:
         """Receive up to ten messages with all their attributes.
 
         Arguments:
-            max_messages: most messages, 1 to 10.
+            max_messages: the highest number of messages to receive, 1 to 10.
             wait_seconds: the long poll, 0 to 20; 0 = no long poll.
             visibility_timeout_seconds: for the received messages; ``None`` = the queue's own.
         """
@@ -107,7 +107,7 @@ class Calls:
         return Received(failure=result) if isinstance(result, Failure) else Received(result)
 
     def change_visibility(self, entries: Sequence[tuple[str, int]]) -> Results:
-        """Hide up to ten messages, each given as (receipt handle, seconds). 0 s = show it now."""
+        """Hide up to ten messages, each given as (receipt handle, seconds). 0 s = show now."""
         numbered = [{"ReceiptHandle": handle, "VisibilityTimeout": s} for handle, s in entries]
         return self._batch(Operation.CHANGE_VISIBILITY, numbered)
 
@@ -124,7 +124,7 @@ class Calls:
         """Test the permission to send, with a SendMessageBatch without entries.
 
         SQS refuses this call in any case, and sends no message. The failure's kind is
-        ``Kind.DENIED`` if this identity may not send to the queue.
+        ``Kind.DENIED`` if the client's identity has no permission to send to the queue.
         """
         result: object = self.attempt(
             Operation.SEND,

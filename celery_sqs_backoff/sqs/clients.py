@@ -35,8 +35,9 @@ from .limits import MAX_WAIT_TIME_SECONDS
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
-#: By default botocore waits 60 s and tries five times. That is too long, because the worker makes
-#: at most two calls of one action on a queue at a time. The next calls wait until these calls end.
+#: By default botocore waits 60 s for a response and tries five times. That is too long, because the
+#: worker makes at most two calls of one action on a queue at a time, and the next calls must wait
+#: until these two end.
 _SETTLING = Config(
     connect_timeout=5,
     read_timeout=10,
@@ -72,14 +73,14 @@ _REBUILD_SECONDS = 5.0
 #: Default lifetime of a role's token, as in kombu (``sts_token_timeout``).
 _TOKEN_SECONDS = 900
 
-#: When a third of a token's lifetime is left, a call makes a separate thread renew the token.
-#: botocore's own limit is 15 minutes. With this limit, each call would renew a token of 900 s
+#: When at most a third of a token's lifetime is left, a call makes a separate thread renew the
+#: token. botocore itself renews when 15 minutes are left, so each call would renew a token of 900 s
 #: (https://github.com/boto/botocore/issues/2189).
 _RENEW_EARLY_SHARE = 1 / 3
 
-#: How long a call waits for a renewal while the old token is valid, and when no token is valid. The
-#: first call also waits for botocore's clients. To make them takes more than ten seconds on a small
-#: and busy machine.
+#: The first number is how long a call waits for a renewal while the old token is valid. The second
+#: is how long a call waits when no token is valid. The first call of all also waits until the
+#: clients are made, which takes more than ten seconds on a small and busy machine.
 _WITH_GOOD_SECONDS = 1.0
 _WITHOUT_SECONDS = 30.0
 
@@ -222,9 +223,8 @@ def _copy(client: Any, config: Config, seconds: float, credentials: Any = None) 
 def _end_in_time(http_session: Any, seconds: float) -> None:
     """Let each call that takes longer than ``seconds`` raise a timeout.
 
-    A call with a long body gets more time.
-
-    The thread of such a call goes on until the server responds or hangs up.
+    A call with a long body gets more time. After the timeout, the thread that makes the call goes
+    on until the server responds or hangs up.
     """
     send = http_session.send
 
@@ -275,7 +275,7 @@ def _key(channel: Any, url: str) -> tuple[Any, ...]:
 def _renew_beside(credentials: Any) -> None:
     """Let a separate thread renew the credentials, if botocore can renew them.
 
-    Several clients may share one credentials object, so do this only once for each object.
+    Several clients may share one credentials object, so replace its method only once.
     """
     if isinstance(credentials, RefreshableCredentials) and "get_frozen_credentials" not in vars(
         credentials
@@ -322,7 +322,8 @@ class _Renewal:
                 self._renewal.result(seconds=_WITH_GOOD_SECONDS)
             return self._good() or good
         _wait_for_credentials(self._renewal, credentials.method)
-        if (good := self._good()) is None:  # a renewal that began early does not raise
+        # A renewal that began while the old token was valid does not raise if it fails.
+        if (good := self._good()) is None:
             raise CredentialsNotRenewed(
                 provider=credentials.method, error_msg="expired during the renewal"
             )

@@ -17,8 +17,9 @@ _Key = TypeVar("_Key")
 #: The message attribute that holds a dead letter's record, as JSON.
 ATTRIBUTE_NAME = "celery-sqs-backoff"
 
-#: The message attribute that marks a replay: a message that ``sqs-redrive`` has sent from a
-#: dead-letter queue back to its queue. The mark stays if the message becomes a dead letter again.
+#: The message attribute that marks a replay. A replay is a message that ``sqs-redrive`` has sent
+#: from a dead-letter queue to another queue. The mark stays if the message becomes a dead letter
+#: again.
 REPLAY_ATTRIBUTE = "celery-sqs-backoff-replay"
 
 #: A longer mark of a replay is not read, because a sender may have written anything there.
@@ -49,7 +50,7 @@ _VALUE_KEYS = ("DataType", "StringValue", "BinaryValue")
 class DeadLetterRecord:
     """Why a message is in the dead-letter queue. Times are seconds since the epoch.
 
-    It never holds a task's arguments, but an exception's message may quote them. Take texts of
+    It has no field for a task's arguments, but an exception's message may quote them. Take texts of
     errors from :class:`~.redact.ErrorText`, which masks text that looks like a credential.
     """
 
@@ -137,9 +138,10 @@ def with_record(
             record's name is dropped, because only a sender can have written it.
         record: the record to add. Its texts are cut to the lengths that :func:`read_record` gives.
 
-    SQS takes ten attributes and 1 MiB in all. Texts that do not fit are left out of the record,
-    longest first. If the record still does not fit, or the message already has ten attributes, the
-    message is sent without the record.
+    SQS takes at most ten attributes, and at most 1 MiB for the body and the attributes together.
+    Texts that do not fit are left out of the record, first the traceback, then also the exception's
+    message. If the record still does not fit, or the message already has ten other attributes, the
+    attributes are returned without the record.
     """
     own = {name: sendable(value) for name, value in attributes.items() if name != ATTRIBUTE_NAME}
     room = MAX_MESSAGE_BYTES - message_bytes(body, own)
@@ -165,7 +167,7 @@ def entry_bytes(entry: Mapping[str, Any]) -> int:
 def batches(
     entries: Iterable[tuple[_Key, dict[str, Any]]], *, size: int = MAX_BATCH_ENTRIES
 ) -> Iterator[list[tuple[_Key, dict[str, Any]]]]:
-    """Divide keyed entries into batches of at most ``size`` entries and 1 MiB in all."""
+    """Divide keyed entries into batches of at most ``size`` entries (never over ten) and 1 MiB."""
     batch: list[tuple[_Key, dict[str, Any]]] = []
     total = 0
     for key, entry in entries:

@@ -21,7 +21,7 @@ from .limits import MAX_DELAY_SECONDS, MAX_VISIBILITY_TIMEOUT_SECONDS, MAX_WAIT_
 TWELVE_HOURS_MARGIN_SECONDS: Final = MAX_WAIT_TIME_SECONDS + 40
 
 #: At the end of the retention period, SQS deletes a message even if it is hidden. So a hidden
-#: message must come back this many seconds earlier.
+#: message must come back this many seconds before the end.
 _RETENTION_MARGIN_SECONDS: Final = 300
 
 #: A message that waits for its ETA is hidden for at most this long after each receive. The minute
@@ -48,9 +48,9 @@ class Delivery:
     receives_since: int = 0
     first_received_at: float | None = None
     sent_at: float | None = None
-    #: From the queue's redrive policy. At the next receive *after* this many, SQS moves the message
-    #: to the dead-letter queue instead of delivering it. ``None``: the queue has no policy, or the
-    #: policy could not be read.
+    #: From the queue's redrive policy. At the receive *after* this many receives, SQS moves the
+    #: message to the dead-letter queue instead of delivering it. ``None``: the queue has no policy,
+    #: or the policy could not be read.
     max_receive_count: int | None = None
     #: The number of receives that are known to have led to no run. For example, the message waited
     #: for its ETA, or for its provider (the service that the task calls) to recover.
@@ -93,10 +93,10 @@ class Delivery:
         times_given_back: int = 0,
         **known: Any,
     ) -> Delivery:
-        """Read a message as ReceiveMessage returned it. Attributes that it lacks are ``None``.
+        """Read a message as ReceiveMessage returned it. A time that it lacks is ``None``.
 
         Arguments:
-            eta: when the task is due, in seconds since the epoch. ``None``: it has no ETA.
+            eta: when the task is due, in seconds since the epoch. ``None``: the task has no ETA.
             held_seconds: how long a message may wait in a worker for its ETA, instead of on SQS.
             times_given_back: how often this worker gave the message back without a run.
             known: the fields that do not come from the message, such as ``queue_url``.
@@ -107,8 +107,8 @@ class Delivery:
         waits, began_at = 0, first_at
         if began_at is None and sent_at is not None:
             # Without the time of the first receive, assume that the message was sent with the
-            # longest delay that SQS allows. If the real delay was shorter, the estimate below has
-            # too few receives, but never too many.
+            # longest delay that SQS allows. If the real delay was shorter, the estimate below may
+            # have too few receives, but never too many.
             began_at = sent_at + MAX_DELAY_SECONDS
         if eta is not None and began_at is not None:
             # Estimate the receives before the ETA. After each of them, the worker hid the message.
@@ -137,7 +137,7 @@ class Delivery:
         """Time of the first receive at which the task was due. ``retry_for`` begins at this time.
 
         The time may be an estimate, because SQS reports only the time of the message's first
-        receive.
+        receive, and the task may have become due after that receive.
         """
         if self.due_since is not None:
             return self.due_since
@@ -197,7 +197,7 @@ class Delivery:
         """Return how much of its budgets the message has used, such as time and receives.
 
         Arguments:
-            retries: upper limit of the runs before this run.
+            retries: the highest possible number of runs before this run.
             now: seconds since the epoch.
         """
         expires_at, most = self.expires_at, self.max_receive_count

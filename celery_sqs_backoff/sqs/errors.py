@@ -17,11 +17,11 @@ from ..traces import before_the_request, certificate_failed, list_functions
 
 
 class CredentialsNotRenewed(botocore.CredentialRetrievalError):
-    """The source of the credentials, such as STS, refuses or does not answer. It may answer later.
+    """The source of the credentials, such as STS, refuses or does not answer. A later try may work.
 
     Arguments:
         provider: botocore's name of the source.
-        error_msg: the source's error code, or the name of the exception.
+        error_msg: the source's error code, the name of the exception, or a short reason.
     """
 
     def __init__(self, *, provider: str, error_msg: str) -> None:
@@ -110,7 +110,7 @@ class Failure:
     def is_of_lane(self) -> bool:
         """Whether the whole call failed for a reason outside its entries.
 
-        The worker then pauses the lane, which is all calls of this operation on the queue.
+        If so, the worker pauses the lane, which is all calls of this operation on the queue.
         """
         return self.is_of_call and self.kind.blame is not Blame.ENTRY
 
@@ -135,7 +135,7 @@ NOT_LISTED = Failure(Kind.IN_DOUBT, "NotListed")
 #: The kind of each error code of SQS. The codes are from the error lists of the actions above, and
 #: from https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/CommonErrors.html
 #: In these lists, an error of KMS has a code such as ``KmsThrottled``. botocore reports the code of
-#: SQS's older protocol, such as ``KMS.ThrottlingException``.
+#: SQS's older protocol, such as ``KMS.ThrottlingException``. The table has both, without ``KMS.``.
 KINDS: Mapping[str, Kind] = {
     code: kind
     for kind, codes in {
@@ -174,7 +174,8 @@ _SIGNED_WRONGLY = (
     *("MissingAuthenticationToken", "SignatureDoesNotMatch"),
 )
 
-#: In a send, these codes mean a bad entry. In a call with receipt handles, they mean a void handle.
+#: In a send, these codes mean a bad entry. In a call with receipt handles, they mean a void handle,
+#: or that the message would be hidden for too long.
 _PARAMETER_CODES = frozenset({"InvalidParameterValue", "InvalidParameterValueException"})
 
 #: Errors from before the request was sent. After the errors in ``_IN_DOUBT``, SQS may have carried
@@ -200,7 +201,7 @@ _CREDENTIALS = (
 #: file is just being replaced.
 _WHILE_SIGNING = (RuntimeError, OSError)
 
-#: In SQS's text if a message would be hidden for more than 12 hours after its receive.
+#: Part of SQS's error text if a message would be hidden for more than 12 hours after its receive.
 _BEYOND_12_HOURS = "beyond the limit"
 
 
@@ -274,7 +275,7 @@ def _kind_of_exception(exc: BaseException) -> Kind:
     if kind is not None:
         return kind
     passed = list_functions(exc, "botocore.endpoint")
-    # The response has arrived, but is malformed. botocore raises the error for this in
+    # If the response has arrived but is malformed, botocore raises the error in
     # ``_do_get_response``. botocore 1.34 raises some of these errors in ``_send_request``.
     if "_do_get_response" in passed or passed == {"make_request", "_send_request"}:
         return Kind.IN_DOUBT
@@ -300,7 +301,7 @@ def _of_response(exc: botocore.ClientError, operation: Operation) -> Failure:
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
-    """Return a mapping unchanged, and an empty one for any other value in a malformed response."""
+    """Return a mapping unchanged, and ``{}`` for any other value, as in a malformed response."""
     return value if isinstance(value, Mapping) else {}
 
 

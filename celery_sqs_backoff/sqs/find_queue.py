@@ -1,4 +1,4 @@
-"""Finds the queues of an app, and makes calls on them with the credentials of its workers."""
+"""Finds the queues of an app, and makes calls on them with the credentials of the app's workers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .errors import Failure, Kind, Operation, failure_of
 #: report soon that SQS does not answer.
 _SOON: Final = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 2}}
 
-#: Code of the failure if SQS has no queue of this name. kombu creates a queue when an app first
-#: declares the queue.
+#: Code of the failure if SQS does not have the queue. The queue may exist later, because
+#: kombu creates a queue when an app first declares the queue.
 NOT_CREATED: Final = "QueueDoesNotExist"
 #: Code of the failure if ``predefined_queues`` is set and does not have the queue.
 NOT_PREDEFINED: Final = "NotInPredefinedQueues"
@@ -59,8 +59,8 @@ class QueueFinder:
     def urls(self) -> list[str] | Failure:
         """Return the URLs of the predefined queues, or else of all queues that SQS lists.
 
-        SQS lists at most 1,000 queues. kombu's own list is not used. kombu 5.5 shares this list
-        between all connections of the process, so it may have queues of another account.
+        SQS lists at most 1,000 queues. kombu's own list is not used, because kombu 5.5 shares that
+        list between all connections of the process, so it may have queues of another account.
         """
         if self.predefined:
             return list(dict.fromkeys(str(queue["url"]) for queue in self.predefined.values()))

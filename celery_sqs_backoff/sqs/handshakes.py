@@ -3,8 +3,8 @@
 OpenSSL's locks do not survive a fork (https://github.com/openssl/openssl/issues/19066). A thread of
 the worker holds such a lock while it loads certificates or makes a TLS handshake. If the pool forks
 a process in that time, the lock stays locked in the new process. The new process hangs in its first
-TLS connection, and the worker holds the message of its task for good. Plain Celery does not have
-this problem, because the thread that forks is also the thread that calls SQS.
+TLS connection, and its task never ends, so the worker keeps the task's message hidden for good.
+Plain Celery does not have this problem, because there the thread that forks also calls SQS.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class Handshakes:
     def before_fork(self) -> None:
         """Hold up new handshakes, and wait a second at most for the handshakes under way.
 
-        The next fork does not wait again for a handshake that has not ended in this second. The
-        reason is that STS may not answer for minutes, while a pool replaces many processes.
+        The next fork does not wait again for a handshake that has not ended in this second.
+        Otherwise, if STS hangs for minutes, a pool that replaces many processes would wait a second
+        for each of them.
         """
         self._cond.acquire()
         self._fork_waits = True

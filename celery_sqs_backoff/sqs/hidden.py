@@ -18,7 +18,8 @@ from typing import Any, Generic, TypeVar
 #: certain.
 MARGIN_SECONDS = 5.0
 
-#: Most hidden messages that a worker remembers for one provider. Each takes about 1 KB.
+#: The highest number of hidden messages that a worker remembers for one provider. Each message
+#: takes about 1 KB.
 MOST_HIDDEN = 20_000
 
 K = TypeVar("K", bound=Hashable)
@@ -29,7 +30,7 @@ class Recall:
     """The permission to bring a message forward. Times are seconds of the settlement table's clock.
 
     Attributes:
-        among: the hidden messages of the same provider.
+        among: the hidden messages of the message's provider.
         not_before: the time before which the message must not be brought forward.
         probe_from: the time from which the message may be a probe, which tests whether a provider
             that was down is up again.
@@ -56,7 +57,8 @@ class Hidden(Generic[K]):
         self._kept: dict[K, tuple[float, int, Recall]] = {}
         #: Two heaps. ``_early`` has the messages that must not be brought forward yet, by
         #: ``not_before``. ``_furthest`` has the others, the latest end of hold first. An entry
-        #: stays in its heap when its message is dropped, or is added again with a new ticket.
+        #: stays in its heap when its message is dropped or added again. It is then outdated. Each
+        #: ``add`` has a new number, the ticket, which tells a new entry from an outdated entry.
         self._early: list[tuple[float, int, K]] = []
         self._furthest: list[tuple[float, int, K]] = []
         self._tickets = itertools.count()

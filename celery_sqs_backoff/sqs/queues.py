@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 #: Codes of a missing permission, which does not pass by itself. The other codes of ``Kind.DENIED``
-#: that GetQueueAttributes returns are for refused signatures, and newer credentials may help.
+#: that GetQueueAttributes returns are for refused signatures, where newer credentials may help.
 _FOR_GOOD = {"AccessDenied", "AccessDeniedException"}
 
-#: A missing permission counts if it is missing for this long. The policy of a role may be attached
-#: just after its worker has started.
+#: A missing permission counts as final only if it is still missing after this time, because a
+#: role's policy may be attached just after a worker with this role has started.
 _REFUSAL_LASTS_SECONDS = 60.0
 
 
@@ -32,7 +32,7 @@ _REFUSAL_LASTS_SECONDS = 60.0
 class Queue:
     """The attributes of a queue that matter for its messages.
 
-    ``None`` means that the queue has no such attribute, or that it could not be read.
+    ``None`` means that the queue has no such attribute, or that the attribute could not be read.
     """
 
     url: str
@@ -45,9 +45,10 @@ class Queue:
     dlq_arn: str | None = None
     #: False: the attributes could not be read yet, so a dead-letter queue may or may not exist.
     is_read: bool = True
-    #: When SQS first refused the read for good, if no read has succeeded. ``None``: it has not.
+    #: When SQS first refused the read for good. ``None``: SQS has not refused it, or the refusal
+    #: has lasted for a minute and counts as final.
     refused_at: float | None = field(default=None, compare=False)
-    #: Messages in flight when the queue was read, including hidden messages. 0: not known.
+    #: Messages in flight when the queue was read, including hidden messages. 0: none, or not known.
     messages_in_flight: int = field(default=0, compare=False)
     #: All attributes, as GetQueueAttributes returned them. ``None``: they could not be read.
     attributes: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
@@ -112,8 +113,8 @@ def read_queue(
     If the read fails, return the attributes of the last read that succeeded, with 0 messages in
     flight. If no read has succeeded:
 
-    - If the permission has been missing for a minute, or the server has not known the call for so
-      long, return SQS's default visibility timeout and no dead-letter queue.
+    - If SQS has refused the read for a minute, because the permission is missing or the server does
+      not know the call, return SQS's default visibility timeout and no dead-letter queue.
     - In other cases, for example if SQS is unreachable, return a queue with ``is_read=False``. The
       caller should read again soon.
 

@@ -140,8 +140,8 @@ def redact_text(text: str | None, limit: int, *, keep_end: bool = False) -> str 
 
     Args:
         text: ``None`` stays ``None``.
-        limit: characters kept, the dots that mark a cut not counted.
-        keep_end: keep the end instead of the beginning, because a traceback has its error there.
+        limit: number of characters to keep, without the dots that mark a cut.
+        keep_end: keep the end instead of the beginning. A traceback has its error at the end.
     """
     if text is None:
         return None
@@ -165,7 +165,10 @@ def mask(text: str) -> str:
 
 
 def _from_a_boundary(text: str) -> str:
-    """Drop the first line, which was cut. If it is long, drop only a word or 2,000 characters."""
+    """Drop the first line, which was cut. If it is long, drop only its first word.
+
+    If this word is long, too, drop 2,000 characters.
+    """
     for end in ("\n", " "):
         position = text.find(end, 0, _MARGIN)
         if position != -1:
@@ -197,7 +200,7 @@ def _without_userinfo(text: str) -> str:
 def _without_userinfo_at_the_start(text: str) -> str:
     """Mask ``user:password`` before ``@``. A password may hold ``/``, ``?`` and ``@``."""
     url = _URL.match(text)
-    assert url is not None  # it matches the empty text
+    assert url is not None  # the pattern matches even the empty text
     authority = re.split(r"[/?#]", url[0], maxsplit=1)[0]
     if "@" in authority:
         return f"{MASK}{text[authority.rindex('@') :]}"

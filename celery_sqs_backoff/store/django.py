@@ -1,7 +1,7 @@
 """Keep records in a table of a Django project. The database's clock decides when a record ends.
 
 SQLite has no server, so it uses the machine's clock, which all its users share. Each change is one
-statement in autocommit, so it is committed when it returns. Run
+statement in autocommit, so the change is committed when the statement returns. Run
 ``manage.py sqs_backoff_clear_expired`` daily to delete ended records.
 """
 
@@ -44,7 +44,7 @@ class DjangoStore:
         using: alias of the database in ``DATABASES``.
 
     Raises:
-        StoreInTransaction: (its methods) the alias is inside a transaction. Its rollback would
+        StoreInTransaction: (its methods) the alias is inside a transaction. A rollback would
             undo the change of the record. The transaction around each test of Django's
             ``TestCase`` does not count.
     """

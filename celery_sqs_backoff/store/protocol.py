@@ -25,8 +25,8 @@ class Store(Protocol):
     """Keeps records: a text for each key, with a time at which the record ends.
 
     All four methods are atomic, and their changes are durable when they return. ``ttl`` is the
-    number of seconds, above 0, until the record ends. After that, every method treats it as
-    missing. Keys and values are compared exactly, including case, accents and trailing spaces.
+    number of seconds, above 0, until the record ends. After its end, every method treats the record
+    as missing. Keys and values are compared exactly, including case, accents and trailing spaces.
 
     Raises:
         errors.StoreUnavailable: the store did not answer. The call may still have taken effect.

@@ -33,7 +33,7 @@ Change = Callable[[dict[str, Any]], Mapping[str, Any] | None]
 class Record:
     """A record after a read or a write.
 
-    ``raw`` is its text in the store. ``is_new``: whether this call has created the record.
+    ``raw`` is its text in the store. ``is_new``: whether the call that returned it has created it.
     """
 
     key: str
@@ -89,8 +89,8 @@ class Records:
     ) -> Record | None:
         """Replace a record, and return the new one, or ``None`` if the record has changed.
 
-        If the store says that the record has changed, this method reads the record again. A client
-        library may have sent the call twice. Then the change is this method's own.
+        If the store says that the record has changed, this method reads the record again. If a
+        client library has sent the call twice, the change may be this method's own.
 
         Arguments:
             old: the record that the caller has read.
@@ -166,7 +166,7 @@ class Records:
         return self._signed(key, text)[0]
 
     def _signed(self, key: str, text: str) -> list[str]:
-        """Return the text once for each secret, with a signature in front. Write only the first."""
+        """Return one signed text for each secret, the signature in front. Write only the first."""
         if not self._secrets:
             return [f"s0::{text}"]
         message = f"{key} {text}".encode()  # unambiguous, because a key has no space

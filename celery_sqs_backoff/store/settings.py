@@ -190,7 +190,7 @@ def namespace_of(app: Any) -> str:
     """Return the name that separates this project's records from others on the same store.
 
     Raises:
-        ImproperlyConfigured: the store is shared, but the setting is missing and the app has no
+        ImproperlyConfigured: the store is shared, but ``namespace`` is missing and the app has no
             name.
     """
     namespace = _setting(app, "namespace")

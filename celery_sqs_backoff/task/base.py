@@ -63,8 +63,8 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
     * ``retry_for``: seconds or timedelta after which no retry starts. The time begins when SQS
       first delivers the message at or after its ETA. Default 36 hours; ``None`` = no limit.
     * ``max_retries``: as in Celery, but ``None`` (no limit) by default. On SQS it limits the
-      receives of a message. Not every receive leads to a run. For example, a worker that stops
-      gives back the messages that it has prefetched and not run.
+      receives of a message. Not every receive leads to a run, so there may be fewer retries. For
+      example, a worker that stops gives back the messages that it has prefetched and not run.
     * ``retry_on``: exception classes that are RETRYABLE. Default ``()``: unknown errors are not
       retried.
     * ``classify``: callables ``(exc) -> Outcome | Verdict | None``, asked before ``retry_on``.
@@ -73,7 +73,7 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
       not processed (RETRYABLE, NOT_PROCESSED), but not if it may have been processed (UNKNOWN).
     * ``on_give_up``: ``"dead-letter"`` (default) or ``"fail"`` (Celery's FAILURE, message deleted).
     * ``crash_budget``: a message is given up after this number of runs that ended by a lost worker
-      process or a hard time limit. Default 3.
+      process, a hard time limit or an abort (such as a ``MemoryError``). Default 3.
     * ``fifo_cap``: seconds or timedelta; the longest delay drawn from ``backoff`` on a FIFO queue,
       where a hidden message holds up its message group. Default 300.
     * ``park_above``: a share of SQS's quota of 120,000 messages in flight. Hidden messages count as
@@ -209,9 +209,9 @@ class BackoffTask(Task):  # type: ignore[misc]  # Celery is not typed
 
         Check this in a long task before a side effect that must not happen twice. It becomes true
         when SQS refuses to renew the message's visibility timeout. It also becomes true when that
-        timeout runs out because the worker cannot reach SQS. Then it stays true for the rest of the
-        run. It is always false on other brokers. SQS does not always report the loss: a standard
-        queue accepts renewals of an expired receipt handle.
+        timeout runs out because the worker cannot reach SQS. Once true, it stays true for the rest
+        of the run. It is always false on other brokers. SQS does not always report the loss: a
+        standard queue accepts renewals of an expired receipt handle.
         """
         run = run_of(self.request)
         delivery = None if run is None else run.delivery
@@ -256,7 +256,7 @@ def _is_set_by_user(cls: type[BackoffTask], name: str) -> bool:
 
 
 def _name_of(cls: Any) -> str:
-    """Return the task's name or, as in Celery, its class's name while it has no name."""
+    """Return the task's name or, as in Celery, the class's name while the task has no name."""
     return str(cls.name or cls.__qualname__)
 
 

@@ -28,7 +28,7 @@ from ..sqs.redact import ErrorText
 DELIVERY_KEY = "sqs_delivery"
 
 #: Highest number of characters of a failure's text and traceback that are sent to the main process.
-#: They are used only in Celery's events. The result backend already has the full text.
+#: The main process needs both only for Celery's events. The result backend has the full texts.
 _MAX_REPR_CHARACTERS: Final = 1_000
 _MAX_TRACEBACK_CHARACTERS: Final = 6_000
 
@@ -127,7 +127,8 @@ def run_of(request: Any) -> Run | None:
     For example, the request is not running here if the task was called as a function, or if the
     main process calls a hook of the task.
     """
-    # An eager task may run inside a task with the same ID, as after ``Task.replace``.
+    # An eager task may run inside a task with the same ID, as after ``Task.replace``. So an eager
+    # request has its own attribute for its run.
     if request.is_eager:
         run: Run | None = getattr(request, "sqs_run", None)
     else:

@@ -185,6 +185,7 @@ def wrap_task(cls: Any) -> None:
     _wrap_own(cls, "run")
     # Celery calls ``before_start``, then ``__call__``, which calls ``run``. A user's ``__call__``
     # may do more, and may fail after ``run`` has returned, such as in the commit of a transaction.
+    # So wrap both if they are the user's.
     for name in ("__call__", "before_start"):
         if getattr(cls, name) is not getattr(Task, name):
             _wrap_own(cls, name)
@@ -275,7 +276,7 @@ def _end_answered(task: Any, run: Run, answer: Answered) -> Any:
     request = task.request
     is_lost = answer.is_done and not answer.has_result
     if is_lost and (request.chain or request.callbacks or request.chord):
-        # The earlier run may not have sent its result to the chain, the callbacks or the chord.
+        # Perhaps the earlier run did not send its result to the chain, callbacks or chord.
         raise _end_failed(task, run, answer) from None
     if answer.has_result:
         _end_returned(task, run)
@@ -504,7 +505,7 @@ def _draw_delay(
 ) -> float:
     """Draw the seconds until the retry.
 
-    An error such as ``Busy`` may limit them by its ``retry_before``.
+    An error such as ``Busy`` may limit the delay by its attribute ``retry_before``.
     """
     request = task.request
     delay = draw_delay(
@@ -555,9 +556,9 @@ def retry_task(
     The arguments are Celery's. Without ``countdown`` (seconds) and ``eta`` the delay is drawn from
     ``backoff`` instead of being ``default_retry_delay``. The message is hidden if arguments and
     route have not changed, ``throw`` is true, and SQS can hide the message for the whole delay. SQS
-    can hide it until 12 hours after the receive, and within the queue's retention period. Otherwise
-    a copy is published immediately, as Celery does. ``max_retries=0`` means "fail now". Then the
-    failure is not retried, even if ``classify`` or ``retry_on`` makes it retryable.
+    can hide it until 12 hours after the receive, but not beyond the queue's retention period. In
+    all other cases a copy is published immediately, as Celery does. With ``max_retries=0`` the task
+    fails now and is not retried, even if ``classify`` or ``retry_on`` makes the error retryable.
 
     Raises:
         celery.exceptions.Retry: the task is retried, and ``throw`` is true.
@@ -635,14 +636,13 @@ def seconds_until(eta: datetime | None, task: Any, now: float) -> float:
 
 
 def _retry_in_place_of(task: Any, raised: Retry) -> Exception:
-    """Retry a task that raised ``Retry``, but did not call its ``retry()``. Return the error to
-    raise.
+    """Retry a task that raised ``Retry``, but did not call its ``retry()``.
 
-    The task's code may raise ``Retry`` by hand. Or it calls another task as a function, and the
-    ``retry()`` of that task raises ``Retry`` and publishes nothing. Celery would assume that a copy
-    was published, and acknowledge the message. So this function calls the running task's
-    ``retry()``. A task that overrides ``retry()`` may have published a copy, so its ``Retry`` is
-    returned unchanged.
+    Return the error to raise. The task's code may raise ``Retry`` by hand. Or it calls another task
+    as a function, and the ``retry()`` of that task raises ``Retry`` and publishes nothing. Celery
+    would assume that a copy was published, and acknowledge the message. So this function calls the
+    running task's ``retry()``. A task that overrides ``retry()`` may have published a copy, so its
+    ``Retry`` is returned unchanged.
     """
     has_message = raised.sig is not None or isinstance(raised, BackoffRetry)
     if has_message or type(task).retry is not retry_task:

@@ -67,7 +67,7 @@ def _note(
         }
     )
     # A message that was redriven from the dead-letter queue names the span of its failed run. For
-    # other messages the context is not valid.
+    # other messages ``original`` is not valid.
     context = propagator.extract({"traceparent": delivery.replay_of or ""})
     original = api.get_current_span(context).get_span_context()
     if original.is_valid:

@@ -105,7 +105,7 @@ def contain_backend(backend: Any) -> None:
 
 
 def contain_hooks(cls: Any) -> None:
-    """Log an error in the task's own hooks, and keep it from changing the decision.
+    """Log an error in the task's own hooks, and keep it from changing what happens to the message.
 
     Celery 5.7 itself catches errors of ``on_success`` and ``after_return``. Other versions catch no
     errors of hooks.
@@ -134,11 +134,11 @@ def _contain(hook: Any) -> Callable[..., Any]:
 def log_failed_later(task: object, task_id: str, exc: BaseException) -> None:
     """Log the type and the place of an error that occurred after the run.
 
-    Its text is left out, because it may quote the task's arguments.
+    The error's text is left out, because it may quote the task's arguments.
 
     Arguments:
         task: the task's name.
-        task_id: the ID on the message.
+        task_id: the task ID on the message.
     """
     name = printable(task)
     logger.error(
@@ -155,7 +155,7 @@ def log_failed_later(task: object, task_id: str, exc: BaseException) -> None:
 def log_known_failures_once() -> None:
     """Drop Celery's log lines about failures that the task's rules have classified.
 
-    The main process logs each of these failures in one line. Celery would first log it as
+    The main process logs each of these failures in one line. Celery would first log the failure as
     unexpected, with its traceback.
     """
     logging.getLogger("celery.app.trace").addFilter(_is_news)  # logging adds it only once

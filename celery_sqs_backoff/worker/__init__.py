@@ -1,5 +1,5 @@
 """Code for a worker's main process.
 
-It receives messages from SQS, and gives them to Celery. When a task ends, it deletes or hides the
-message.
+The main process receives messages from SQS, and gives them to Celery. When a task ends, the main
+process deletes or hides the task's message.
 """

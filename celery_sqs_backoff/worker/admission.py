@@ -26,9 +26,9 @@ from .providers import Gate
 
 logger = get_logger(__name__)
 
-#: If the ETA of a message is at most this far away, the message waits in the worker. Otherwise the
-#: worker hides it on SQS, because at most 100 messages may wait in the worker for something other
-#: than a process (``window.MAX_BLOCKED``).
+#: A message may wait in the worker for its ETA for this time at most. If its ETA is further away,
+#: the worker hides the message on SQS. Otherwise such messages could fill the 100 places in the
+#: worker for messages that wait for something other than a process (``window.MAX_BLOCKED``).
 _LONGEST_HELD_SECONDS = 15.0
 
 
@@ -84,8 +84,8 @@ class Admission:
         ====================  ==========================================  ==========================
 
         Arguments:
-            starts: whether the task starts now. ``False``: the task must first wait in Celery for
-                its ETA or a rate limit.
+            starts: whether the task starts now. ``False``: the worker has just received the
+                message, or the task must first wait in Celery for its ETA or a rate limit.
         """
         now = time.time()
         if not self.is_open:
@@ -114,8 +114,8 @@ class Admission:
         """Keep a message back if its provider does not let it start. Return whether it is kept.
 
         If ``starts`` is false, the message must first wait in Celery. After that wait, the worker
-        checks it again. So it is kept back now only if the provider is down and its gate hides all
-        messages.
+        checks the message again. So the message is kept back now only if the provider is down and
+        no probe is due.
         """
         options = lease.options
         if options is None or not (starts or gate.hides_all):

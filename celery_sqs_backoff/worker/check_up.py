@@ -1,8 +1,8 @@
 """Applies the rules of ``celery sqs-doctor`` to the app and its queues when a worker starts.
 
-The check-up makes no calls to AWS. It uses the attributes that the worker has already read of the
-queues that it consumes. It does not see the attributes of dead-letter queues. The worker logs one
-line for each rule with a finding.
+The check-up makes no calls to AWS. It uses the attributes of the worker's queues, which the worker
+has already read. It does not see the attributes of dead-letter queues. The worker logs one line for
+each rule that finds something.
 
 The check-up runs in a thread of its own. An error in this thread is logged, and never stops the
 worker.
@@ -54,7 +54,7 @@ def _run(app: Any, queues: list[tuple[str, Queue]]) -> None:
 
 
 def check_up(app: Any, queues: Iterable[tuple[str, Queue]]) -> list[tuple[Severity, str]]:
-    """Return a severity and a log line for each rule with a finding, the most severe first."""
+    """Return a severity and a log line for each rule that found something, most severe first."""
     found = examine(
         ProjectFacts(
             app=facts_of_app(app),

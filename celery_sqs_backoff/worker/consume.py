@@ -1,10 +1,10 @@
 """Replaces parts of Celery's consumer and kombu's channel, so that no bad message is deleted.
 
 A bad message is a message that Celery cannot turn into a task. If Celery cannot decode a message,
-it acks the message, and kombu deletes it. If Celery does not know the task, it rejects the message.
-kombu 5.7 then deletes the message if the queue has no redrive policy. That loses messages during a
-deploy, because a worker of the old release does not know the new tasks. Celery also logs the whole
-body, with the user's data.
+Celery acks the message, and kombu deletes it. If Celery does not know the task, Celery rejects the
+message. kombu 5.7 deletes a rejected message if the queue has no redrive policy. So messages are
+lost during a deploy, because a worker of the old release does not know the new tasks. Celery also
+logs the whole body of a bad message, with the user's data.
 
 The new parts also check whether a message may run. They settle each message (for example delete or
 hide it) through its lease. A lease (:class:`.Lease`) is one received message that the worker holds.
@@ -104,7 +104,7 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
 
 
 def _strategy_of_another_broker(task: Any, *args: Any, **options: Any) -> Callable[..., Any]:
-    """Return Celery's strategy with Celery's own request class, which acks and rejects."""
+    """Return Celery's strategy with Celery's own request class, because ours needs a lease."""
     given = task.Request
     if issubclass(symbol_by_name(given), BackoffRequest):
         task.Request = Request
@@ -140,7 +140,7 @@ def _admit_at_start(consumer: Any, receiver: Receiver) -> None:
     def on_task_request(request: Any) -> None:
         lease = receiver.window.lease(request.message.delivery_tag)
         if lease is None:
-            forget(request)  # the worker has just lost its message, or given it back
+            forget(request)  # the worker has just lost the message, or given it back
             return
         if not isinstance(request, BackoffRequest):
             _settle_plain(request, lease, receiver)
@@ -196,9 +196,9 @@ def _reject(lease: Lease, channel: Any, requeue: bool) -> None:
 
     With ``requeue``, SQS shows the message again after the length of a long poll. Without
     ``requeue``, the worker deletes the message if its queue has no dead-letter queue. If its queue
-    has a dead-letter queue, SQS shows the message again after a visibility timeout. After
-    ``maxReceiveCount`` receives, SQS moves the message to the dead-letter queue. While the queue's
-    attributes are not read yet, the worker assumes that there is a dead-letter queue.
+    has a dead-letter queue, SQS shows the message again after a visibility timeout, and moves it to
+    the dead-letter queue after ``maxReceiveCount`` receives. Until the queue's attributes are read,
+    the worker assumes that there is a dead-letter queue.
     """
     if requeue:
         lease.defer(channel.wait_time_seconds)
@@ -211,8 +211,8 @@ def _reject(lease: Lease, channel: Any, requeue: bool) -> None:
 def _settle_plain(request: Any, lease: Lease, receiver: Receiver) -> None:
     """Let the request of a plain Celery task settle its message, even after the worker lost it.
 
-    The window forgets a lost message, so kombu's ack would not find its lease. So give the lease to
-    the request.
+    The window (the worker's list of held messages) forgets a lost message, so kombu's ack would not
+    find its lease. So give the lease to the request.
     """
     free, one_at_a_time = lease.free, receiver.inbox.one_at_a_time
 
@@ -231,8 +231,9 @@ def _settle_plain(request: Any, lease: Lease, receiver: Receiver) -> None:
         return on_end
 
     def ack(*_: Any) -> None:
-        # By default, Celery acks a task when it begins. Then gevent's and eventlet's pools still
-        # have no greenlet for another task, so the end of the run frees the place in the window.
+        # By default, Celery acks a task when the task begins. With gevent and eventlet, the task
+        # occupies its greenlet until its run ends. So let the end of the run, and not this ack,
+        # free the place in the window.
         if one_at_a_time and request.time_start is not None:
             lease.free = lambda: None
         lease.done()

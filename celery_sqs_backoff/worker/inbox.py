@@ -31,7 +31,8 @@ class Inbox:
 
     Attributes:
         channel: kombu's channel; ``None`` until the worker has connected.
-        one_at_a_time: whether a task without a free process would block Celery's event loop.
+        one_at_a_time: whether a task blocks Celery's event loop if no process (or greenlet) is
+            free for it. If so, the inbox gives Celery one task at a time, when one is free.
     """
 
     def __init__(self, consumer: Any, window: Window, pulse: Pulse) -> None:
@@ -113,8 +114,9 @@ class Inbox:
         """Give a message to Celery, or continue with a message that waited for its provider.
 
         If Celery or kombu fails to take the message, hide it. At the last receive that its queue
-        allows, send it to the dead-letter queue instead. But leave the message alone if it is
-        already settled (for example deleted), or if its task may be running.
+        allows, and shortly before its retention period ends, send it to the dead-letter queue
+        instead. But leave the message alone if it is already settled (for example deleted), or if
+        its task may be running.
         """
         try:
             lease = self._leases.popleft()

@@ -3,8 +3,8 @@
 One thread waits until the settlement table (:mod:`.settlement`) has a call that is due. Other
 threads of the worker's main process make the calls, and enter the results in the table. The table
 limits the batch calls that are under way at a time: for each queue one change of visibility, two
-deletes and one send of dead letters. A call that hangs holds up only its own queue, because each
-call has a thread for itself.
+deletes and one send of dead letters. A call that hangs holds up only calls of the same kind on
+its own queue, because each call has a thread for itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = get_logger(__name__)
 _NAME = "the keeper"
 _LONGEST_TURN_SECONDS = 20.0
 
-#: The thread checks for due calls at least this often, even if none is planned.
+#: The thread checks for due calls at least once in this time, even if no call is planned.
 _LONGEST_WAIT_SECONDS = 5.0
 
 #: Pause after an unexpected error.
@@ -70,8 +70,8 @@ class Keeper(SettlementTable):
     def stop(self, timeout_seconds: float) -> None:
         """Give back the held messages, make the calls that still wait, and end the thread.
 
-        If SQS has not confirmed a call within ``timeout_seconds``, the message comes back when its
-        visibility timeout ends.
+        If SQS has not confirmed the call for a message within ``timeout_seconds``, this message
+        comes back when its visibility timeout ends.
         """
         for lease in self.held():
             lease.release()
@@ -125,7 +125,7 @@ class Keeper(SettlementTable):
         return self._thread is not None and self._thread.is_alive()
 
     def _note_change(self, at: float) -> None:
-        """Wake the thread if a call is due before its wait would end, or if the thread must end."""
+        """Wake the thread if it would wait beyond the time ``at``, or if it must end."""
         until = self._waits_until
         if until is not None and (self._stopping or at < until):
             self._waits_until = None
@@ -199,7 +199,8 @@ def _dead_letter(lease: Lease) -> dict[str, Any]:
 
     The entry keeps the message group on standard queues too, where SQS uses it for fair queues.
     https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-fair-queues.html
-    On a FIFO queue the message ID is the deduplication ID, so a repeated send makes no second copy.
+    On a FIFO queue the message ID is the deduplication ID, so a send that is repeated within SQS's
+    five minutes makes no second copy.
     """
     received = lease.message
     attributes = received.get("MessageAttributes") or {}

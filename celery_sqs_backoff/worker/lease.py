@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from .settlement import SettlementTable
 
 #: A renewal asks for at least this many seconds, even if the queue's visibility timeout is shorter.
-#: So a short timeout does not cause many calls. If a worker is killed, its messages may stay hidden
-#: for this time.
+#: So a short timeout does not cause many calls. But if a worker is killed, its messages may
+#: stay hidden for this time, although the queue's timeout is shorter.
 _MIN_RENEWAL_SECONDS = 10
 
 #: The worker renews a message when this share of the visibility timeout is over. If a renewal
-#: fails, the worker has time for two more tries.
+#: fails, the rest of the timeout is left for more tries.
 RENEW_AT_SHARE = 1 / 3
 
 #: If a message's delete or dead letter has failed more often than this, each renewal asks SQS to
 #: hide the message for longer: at least 60 s after the fourth failure, 120 s after the fifth, and
-#: so on, up to 900 s. Fewer failures may be transient. Then short renewals are better, because the
-#: message comes back soon if the worker is killed.
+#: so on, up to 900 s. Fewer failures may be transient, and after them short renewals are better,
+#: because the message comes back soon if the worker is killed.
 _TRANSIENT_FAILURES = 3
 _FIRST_KEEP_HIDDEN_SECONDS = 60
 _MAX_KEEP_HIDDEN_SECONDS = 900
@@ -97,8 +97,8 @@ TRANSITIONS: dict[State, dict[State | None, str]] = {
     },
 }
 
-#: In these states, the table plans a call that changes the visibility timeout. Until this call, it
-#: does not renew the message.
+#: In each of these states, the table plans a call that changes the visibility timeout. Before this
+#: call, the table does not renew the message.
 HIDING = frozenset({State.HIDE, State.BRING_FORWARD, State.GIVE_BACK})
 
 
@@ -126,7 +126,8 @@ class Lease:
         delivery: the facts of this receive.
         received_at: when the worker received the message.
         keeper: carries out the settlement.
-        free: releases the message's place in the prefetch window. A second call has no effect.
+        free: releases the message's place in the prefetch window (the number of messages that may
+            run or wait for a process). A second call has no effect.
         hidden_seconds: the visibility timeout that the receive call asked for. ``None``: the
             queue's own.
     """
@@ -170,7 +171,7 @@ class Lease:
     go_on: Callable[[], object] | None = None
     #: Why the worker gives the message up without a run. ``None``: its task may run.
     refused: GiveUpReason | None = None
-    #: Returns whether the task may be running.
+    #: Returns whether the pool has the task, which may be running already.
     handed_to_pool: Callable[[], bool] = _no
     #: Called once when another worker may have the message. Must not block.
     on_lost: Callable[[], None] | None = None
@@ -263,8 +264,8 @@ class Lease:
 
         Arguments:
             until: hide it until this time of the keeper's clock. ``None``: show it immediately.
-            was_due: whether only its provider kept it from running. Then the wait for its provider
-                counts against ``retry_for``.
+            was_due: whether only its provider kept the message from running. If so, the wait for
+                the provider counts against ``retry_for``.
         """
         if self.state is State.HELD:  # else this call has no effect
             due_since = self.delivery.first_due_at if was_due else None
@@ -326,7 +327,7 @@ class Lease:
         self.may_be_lost = self.in_doubt = False
 
     def shed(self) -> None:
-        """Drop the message's content to save memory. Call this when no later call needs it."""
+        """Drop the message's content to save memory. Call this when no call to SQS needs it."""
         self.body, self.message, self.payload = "", {}, None
         self.handed_to_pool, self.on_lost, self.go_on = _no, None, None
 
@@ -347,7 +348,7 @@ class Lease:
         return self.may_be_lost or now >= self.visible_at or (self.in_doubt and now >= self.due_at)
 
     def seconds_to_hide(self, now: float) -> int:
-        """Return the visibility timeout in seconds that the call for a state of HIDING asks for.
+        """Return the visibility timeout in seconds that a call for a state in ``HIDING`` asks for.
 
         With 0, SQS shows the message immediately. HIDE asks for 1 or more.
         """
@@ -363,7 +364,7 @@ class Lease:
 
         Arguments:
             now: the time.
-            spread_seconds: the least to ask for, from :func:`.settlement.spread_seconds`.
+            spread_seconds: ask for at least this (:func:`.settlement.spread_seconds`).
         """
         least = self.queue.visibility_timeout_seconds
         seconds = max(least, _MIN_RENEWAL_SECONDS, spread_seconds)

@@ -41,7 +41,7 @@ _DEFAULT_HOST = "127.0.0.1"
 _INTERVAL_SECONDS: Final = 10.0
 _FIRST_PAUSE_SECONDS: Final = 3.0
 
-#: How long a worker that stops waits until its record is deleted from the store.
+#: A stopping worker waits at most this long for the delete of its record from the store.
 _JOIN_SECONDS: Final = 2.0
 
 
@@ -151,7 +151,8 @@ class Observation:
     def _serve(self) -> None:
         """Serve metrics and health. If the port is taken, try again later in a thread.
 
-        After a restart, the old worker may use the port until all its processes have ended.
+        After a restart, the old worker may use the port until all processes of the old worker have
+        ended.
         """
         if self._settings.get("prometheus_port") is None:
             return

@@ -8,8 +8,8 @@ when it has both.
 Celery's event loop puts messages in line, and never waits for a store. The thread ``sqs-pace``
 starts messages, hides them, and brings hidden messages forward (asks SQS to show them early). The
 thread ``sqs-slots`` asks the store for slots, and waits for its answers. A store is away if it does
-not answer in time. Then each worker makes its share of the calls without the store, for example a
-tenth with ten workers.
+not answer in time. While the store is away, each worker makes its share of the calls without it,
+for example a tenth with ten workers.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _LONGEST_TURN_SECONDS: Final = 0.25
 
 #: A worker takes slots in advance for at most 0.2 s, for example 10 slots at 50 a second. If the
 #: processes are busy, the messages with these slots wait, and may all begin together when processes
-#: become free. Then one second contains up to a fifth more calls than agreed. With a lower limit, a
-#: small pool could not use its whole rate.
+#: become free. In this case, one second contains up to a fifth more calls than agreed. With a limit
+#: below 0.2 s, a small pool could not use its whole rate.
 _OUTSTANDING_SECONDS: Final = 0.2
 
 #: If a message with a slot has not begun in this time, the worker assumes that the message waits
@@ -75,17 +75,18 @@ class Pace:
     """One provider's line in this worker. The :class:`Pacer` calls its methods with the lock held.
 
     Slots belong to the line, so a due slot is for the message that has waited longest. A message
-    that starts with a slot is outstanding until its task begins, or until the message is settled,
-    lost, or in line again. The number of outstanding messages is limited, and the line takes no
-    slots beyond this limit. So if a worker's tasks do not begin, it leaves slots to other workers.
+    that leaves the line with a slot is outstanding until its task begins, or until the message is
+    settled, lost, or in line again. The number of outstanding messages is limited, and the line
+    takes no slots beyond this limit. So a worker whose tasks do not begin leaves slots to other
+    workers.
 
     If ``fleet`` gives the slots, all workers share them. While the store is away, the worker makes
-    its own slots, at its share of the rate. It goes on with its own slots until all workers have
-    noticed that the store is back.
+    its own slots, at its share of the rate. The worker goes on with its own slots until all workers
+    have noticed that the store is back.
 
     Arguments:
         name: the provider's name, for the log.
-        rate: agreed slots a second; ``None``: no rate is agreed.
+        rate: agreed calls a second; ``None``: no rate is agreed.
         fleet: gives slots that workers share. ``None``: each worker has the rate for itself.
         gate: says how many of the waiting messages may start now.
         hide: hides a message until a time. Must not block.
@@ -115,7 +116,8 @@ class Pace:
         #: For each message to hide that has a time of return: the call that hides it until then.
         self._hiding: list[Callable[[], object]] = []
         self._slots: list[float] = []
-        #: The messages that have a slot but have not begun, each with the time of its start.
+        #: The messages that have left the line with a slot, and whose tasks have not begun. Each
+        #: comes with the time when it left the line.
         self._outstanding: dict[Lease, float] = {}
         self._last_slot = -math.inf
         self._workers, self._told_at = _WORKERS_UNKNOWN, -math.inf
@@ -205,9 +207,9 @@ class Pace:
     def give_shared(self, hide: Iterable[Lease], taken: Taken, now: float) -> None:
         """Give the line the slots in an answer of the store.
 
-        If the answer is late, several slots may be over already. The line spaces them out. If it
-        used them all at once, while other workers use theirs, the calls would exceed the agreed
-        rate.
+        If the answer is late, the times of several slots may be over already. The line spaces these
+        slots out. If it used them all at once, while other workers use their own slots, the calls
+        would exceed the agreed rate.
 
         Arguments:
             hide: the messages to hide, as they were in the request.
@@ -228,7 +230,8 @@ class Pace:
             self._ask_at = now + _ASK_SECONDS
             return
         self._apart_until = taken.apart_until
-        # Some workers have not asked the store since its return. So its count may be too low.
+        # Perhaps some workers have not asked the store since its return. So the store's count of
+        # workers may be too low.
         self._workers = max(self._workers, taken.workers)
 
     def _give_returns(
@@ -408,8 +411,8 @@ class Pacer:
                 try:
                     action()
                 except Exception as exc:  # noqa: BLE001
-                    # This is a bug. The message comes back later, and the other messages still
-                    # need this thread.
+                    # This is a bug. Do not end the thread, because the other messages still need
+                    # it.
                     logger.error("sqs_backoff.pacing_failed: %s", error_site(exc, calls=BUG_CALLS))
 
     def step(self, now: float) -> list[Callable[[], object]]:

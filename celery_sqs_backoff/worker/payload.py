@@ -38,7 +38,7 @@ _HEADERS: Final[dict[str, type | tuple[type, ...]]] = {
 }
 
 
-#: A time limit must be below this number of seconds, because timers fail with too large numbers.
+#: A time limit must be below this number of seconds, because timers fail with very large numbers.
 _MOST_SECONDS: Final = 1e9
 
 
@@ -172,15 +172,15 @@ def check_call(payload: Any) -> None:
     """Check the types of a task's arguments before Celery gives the task to the pool.
 
     Celery itself would fail on wrong types in the pool. The pools gevent, eventlet and threads do
-    not report that failure, so the worker would hold the message for ever. If Celery takes the
-    failure for a success, the worker would delete the message.
+    not report that failure, so the worker would hold the message for ever. If Celery took
+    such a failure for a success, the worker would even delete the message.
 
     Arguments:
         payload: the decoded body of the task.
 
     Raises:
-        NotUnderstood: these are not the arguments of a task, or a field of protocol 1 is of the
-            wrong type.
+        NotUnderstood: these are not the arguments of a task, or a header field in the body (in
+            Celery's protocol 1) is of the wrong type.
     """
     embed: Any = None
     if isinstance(payload, dict):  # in Celery's protocol 1 the headers are fields of the body
@@ -195,7 +195,7 @@ def check_call(payload: Any) -> None:
 
 
 def _dict(of: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the dict ``name`` of a payload. If it is missing or empty, put a new one there."""
+    """Return the dict in the field ``name`` of a dict. If it is missing or empty, put one there."""
     part = of[name] = of.get(name) or {}
     if not isinstance(part, dict):
         raise NotUnderstood(f"its field {name} is of type {type(part).__name__}")

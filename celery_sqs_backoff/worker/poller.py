@@ -27,12 +27,12 @@ logger = get_logger(__name__)
 #: Backoff after a failed receive, for example while SQS is unreachable.
 _AFTER_FAILURE = EqualJitter(base=1, cap=10)
 
-#: Most receive calls on one queue at a time. There is only one, unless the queue has a backlog and
-#: the worker has room for more messages.
+#: The highest number of receive calls on one queue at a time. There is only one call, unless the
+#: queue has a backlog and the worker has room for more messages.
 _MAX_CALLS = 3
 
-#: If an empty response arrives sooner than this, SQS did not wait for messages. The server may not
-#: support long polls, or the queue may have reached its quota of in-flight messages.
+#: If an empty response arrives within this time, SQS did not wait for messages. Perhaps the server
+#: does not support long polls, or the queue has reached its quota of in-flight messages.
 _TOO_SOON_SECONDS = 0.2
 #: Pause after such an early, empty response.
 _AFTER_TOO_SOON_SECONDS = 1.0
@@ -42,14 +42,14 @@ _AFTER_TOO_SOON_SECONDS = 1.0
 #: hours may have no room for hours.
 _WAIT_FOR_ROOM_SECONDS = 30.0
 
-#: If one turn of the thread's loop takes this many seconds more than the long poll and the pause
-#: after it, the heartbeat reports the thread as hung. A shorter limit could report a healthy
+#: If one round of the thread's loop takes this many seconds more than its long poll and pause
+#: together, the heartbeat reports the thread as hung. A shorter limit could report a healthy
 #: thread, because fetching credentials, connecting and timeouts take time.
 _LONGEST_TURN_SECONDS = 40.0
 
 #: A response should arrive at most this long after the end of the long poll. A later response was
-#: delayed, for example because the machine was suspended. Then a part of the messages' visibility
-#: timeout is over already.
+#: delayed, for example because the machine was suspended. When a delayed response arrives, a part
+#: of the messages' visibility timeout is over already.
 _ON_THE_WAY_SECONDS = 1.0
 
 
@@ -60,7 +60,7 @@ class Poller:
 
     Arguments:
         receiver: takes the messages of each response, and reads the queue's attributes before each
-            long poll. Its methods run in the poller's threads.
+            long poll. The receiver's methods run in the poller's threads.
         name: the name of the queue in Celery.
         url: the URL of the queue.
         wait_seconds: the length of the long poll, 0 to 20. Default 20; 0 = the user wants no long

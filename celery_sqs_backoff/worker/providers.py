@@ -3,14 +3,14 @@
 A provider is an outside service that tasks call. Each provider has a gate, which is a circuit
 breaker. A provider with tenants has a gate for each tenant. While the provider is down, the gate is
 open: the worker hides the messages, and runs one at a time as a probe. After a successful probe,
-the provider recovers, and each message waits for its turn. If a rate is agreed for the provider,
-each message also needs a slot, which is a time at which one call may begin.
+the provider counts as recovering, and each message waits for its turn. If a rate is agreed for the
+provider, each message also needs a slot, which is a time at which one call may begin.
 
 :class:`~celery_sqs_backoff.provider.gate.ProviderGate` makes the decisions and knows nothing about
-the worker. A :class:`Gate` tells it about due messages, ended runs and hidden messages, and carries
-out its decisions. :class:`Gates` has all gates of a worker. It also brings messages forward. That
-means that it asks SQS to show a hidden message before its hold ends. A hold is the time for which
-SQS hides a message.
+the worker. A :class:`Gate` tells its ``ProviderGate`` about due messages, ended runs and hidden
+messages, and carries out the decisions. :class:`Gates` has all gates of a worker, and brings
+messages forward. That means that it asks SQS to show a hidden message before its hold ends. A hold
+is the time for which SQS hides a message.
 """
 
 from __future__ import annotations
@@ -138,15 +138,15 @@ class Gate:
                 # The gate has noted that a run began. Undo this, because the message must first
                 # wait for its slot.
                 self.core.ended(lease.message_id, None, now)
-            # The provider's line is stuck if messages with slots still wait for a process. Then
-            # this message also waits for a process, in effect. So it keeps its place in the
-            # prefetch window.
+            # The provider's line (of messages that wait for slots) is stuck if messages with slots
+            # still wait for a process. A message in a stuck line in effect waits for a process,
+            # too, so it keeps its place in the prefetch window.
             lease.keeps_place = self.pace.is_stuck(now)
         self._owner.pacer.join(self.pace, lease, start, longest, hold)
         return True
 
     def _look_at(self, lease: Lease, options: Options, now: float) -> Look:
-        """Ask the core about a message that is due. Hide the message if the core decides so."""
+        """Ask the ``ProviderGate`` about a message that is due. Hide it if the gate says so."""
         message = self._message(lease, options)
         with self._owner.lock:
             needs_slot = self.pace.has_rate
@@ -165,8 +165,8 @@ class Gate:
         """Hide a message until the given time, because its wait for a slot would be too long.
 
         SQS hides for whole seconds, so round down. A message that returns early waits for the next
-        slot. If it returned late, that slot could pass unused, because all other messages may be
-        hidden.
+        slot. If the message returned late, a slot could pass unused, because perhaps all other
+        messages are hidden.
         """
         assert lease.options is not None
         now = self._owner.clock()
@@ -174,9 +174,9 @@ class Gate:
         lease.give_back(until=now + lease.delivery.visibility_delay(seconds, now=time.time()))
 
     def _message(self, lease: Lease, options: Options) -> Message:
-        """Describe a message for the core.
+        """Describe a message for the ``ProviderGate``.
 
-        Call this without the lock, because it calls the user's backoff policy.
+        Call this without the lock, because it calls the user's backoff policy, which may be slow.
         """
         return Message.of(
             lease.delivery,
@@ -213,7 +213,7 @@ class Gate:
     def delayed(self, seconds: float, lease: Lease, ended: RunEnd, options: Options) -> float:
         """Return for how many seconds to hide a failed message.
 
-        Also note in its lease whether the worker may bring the message forward.
+        Also note in the message's lease whether the worker may bring the message forward.
 
         Arguments:
             seconds: the delay that the task's policy gives.
@@ -247,7 +247,7 @@ class Gate:
         return taken
 
     def _tell(self, was: GateState) -> None:
-        """Queue an event if the state is no longer ``was``. In a recovery, queue one a minute."""
+        """Queue an event if the state is no longer ``was``, and one a minute in a recovery."""
         state, now, is_new = self.core.state, self._owner.clock(), self.core.state is not was
         about = {"provider": self.provider.name, "tenant": self.tenant}
         if state is GateState.RECOVERING and (is_new or now >= self._told_at + _TOLD_SECONDS):
@@ -269,7 +269,7 @@ class Gate:
 
     @property
     def rate(self) -> float:
-        """The calls a second that this worker may make while the provider recovers. Else 0."""
+        """The number of calls a second that this worker may make in a recovery, otherwise 0."""
         return self.core.rate.rate if self.core.state is GateState.RECOVERING else 0.0
 
     @property
@@ -312,7 +312,7 @@ class Gates:
     def of(self, provider: Any, tenant: str = "") -> Gate | None:
         """Return the gate for a task's option ``provider``, or ``None`` if the option is not set.
 
-        Make the gate if it is the first call for this provider and tenant.
+        Make the gate if this is the first call for this provider and tenant.
         """
         if provider is None:
             return None
@@ -329,7 +329,7 @@ class Gates:
     def of_call(self, task: Any, payload: Callable[[], Any]) -> Gate | None:
         """Return the gate for one call of a task.
 
-        Read the call's arguments only if the provider's ``key`` is the name of the argument that
+        Read the call's arguments only if the provider has a ``key``, which names the argument that
         holds the tenant.
         """
         provider = task.backoff_options.provider

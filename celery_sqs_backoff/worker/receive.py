@@ -35,8 +35,8 @@ from .window import Window
 
 logger = get_logger(__name__)
 
-#: A part of this worker's name in a store. Node name and PID may be the same for two workers,
-#: because each container has a PID 1.
+#: A part of this worker's name in a store. Two workers in containers may have the same node name
+#: and the same PID, because the first process of each container has the PID 1.
 _MARK: Final = uuid4().hex[:8]
 
 #: Seconds after which the worker reads a queue's attributes again, if they are not known yet.
@@ -48,7 +48,7 @@ _READ_SECONDS = 60.0
 class Receiver:
     """Connects SQS with Celery's consumer, for the life of a worker.
 
-    Each queue has a poller. It receives messages in its own threads, and passes them to
+    Each queue has a poller. The poller receives messages in its own threads, and passes them to
     :meth:`take`.
 
     Arguments:
@@ -61,7 +61,7 @@ class Receiver:
         self.keeper = keeper
         self.clients = Clients()
         # The directory of files that tell running tasks that the worker has lost their messages.
-        # Its name is random, so that no other user of a shared /tmp can create it first.
+        # The directory's name is random, so that no other user of a shared /tmp can make it first.
         self.lost_flags = os.path.join(gettempdir(), f"celery-sqs-backoff-{uuid4().hex}")
         self.window = Window(consumer, keeper)
         self.inbox = Inbox(consumer, self.window, keeper.pulse)
@@ -124,10 +124,10 @@ class Receiver:
             self._pollers[name].stop()
 
     def _room(self) -> int:
-        """Return how many messages hidden for a provider SQS should show early for this worker.
+        """Return how many hidden messages SQS should show early, so that this worker runs them.
 
-        The number is twice the number of messages that could start here soon, because other workers
-        receive some of the shown messages.
+        These messages are hidden because of their providers. Return twice the number of messages
+        that could start here soon, because other workers receive some of the shown messages.
         """
         if not self.admission.is_open:  # while the worker stops, its pool may be gone
             return 0
@@ -146,8 +146,8 @@ class Receiver:
                 return queue
         last, now = known[0] if known else None, self.keeper.clock()
         queue = read_queue(self.clients.settling(url), url, now=now, last=last)
-        # Note the time after the read, not before it. Else a read that hangs for seconds would be
-        # repeated at each poll.
+        # Note the time after the read, not before it. Else the answer of a read that takes seconds
+        # would be too old at once, and each poll would read again.
         self._queues[url] = (queue, self.keeper.clock())
         self.keeper.queue_read(queue)
         return queue
@@ -172,7 +172,8 @@ class Receiver:
             seconds_ago: SQS sent the response at least this many seconds ago.
             hidden_seconds: the visibility timeout that the receive call asked for.
         """
-        # Take the time once for all messages, because parsing the first of them may take a while.
+        # Take the time once, because all messages arrived together. Parsing the first of them may
+        # take a while.
         seen_at, received_at = time.time() - seconds_ago, self.keeper.clock() - seconds_ago
         for message in messages:
             lease: Lease | None = None
@@ -191,7 +192,7 @@ class Receiver:
                     "sqs_backoff.take_failed: a message on %s: %s",
                     *(name, error_site(exc, calls=BUG_CALLS)),
                 )
-        self.keeper.carry_out_late()  # the keeper's thread may have ended during the long poll
+        self.keeper.carry_out_late()  # during a stop, the keeper's thread may have ended
 
     def _make_lease(
         self,

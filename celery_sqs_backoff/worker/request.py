@@ -128,7 +128,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Note that the task begins. Celery calls this."""
-        self.lease.has_turn = False  # its turn at its provider is used up
+        self.lease.has_turn = False  # the permission from its provider's gate is used up
         super().on_accepted(pid, time_accepted)
 
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> None:
@@ -264,9 +264,9 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
 def may_begin(request: Any) -> bool:
     """Return whether the task of a request may begin, now that there is a process for it.
 
-    Since the last check, the worker may have lost the message, or its provider may have gone down.
-    If the provider is down, hide the message. If the task may not begin, let Celery drop the
-    request.
+    Since the last check, the worker may have lost the message, or the task's provider may have gone
+    down. If the provider is down, hide the message. If the task must not begin for either reason,
+    let Celery drop the request.
     """
     lease: Lease = request.lease
     gate, options = lease.gate, lease.options
@@ -281,9 +281,9 @@ def may_begin(request: Any) -> bool:
 def begin_here(request: Any, pid: int, time_accepted: float) -> None:
     """Note that a task begins in this process, or keep it from beginning.
 
-    This replaces ``on_accepted`` of all requests in the pools that run tasks in this process, which
-    call it just before the task begins. With prefork, the task has already begun in another
-    process, so it is too late to keep it from beginning.
+    This replaces ``on_accepted`` of all requests in the pools that run tasks in this process. These
+    pools call it just before the task begins. With prefork, the task has already begun in another
+    process, so it is too late to prevent that.
 
     Raises:
         SettledBeforeRun: the task must not begin, because its message is settled, lost, or
@@ -336,9 +336,9 @@ _ENDS: Final = (
 def _read_end(request: Any, exc: BaseException, exc_info: Any) -> tuple[RunEnd, ErrorText]:
     """Return how a run ended, and the parts of its error that may be recorded.
 
-    If a process is lost while the worker stops, its run counts as cancelled, not as a crash. The
-    reason is that supervisors such as dumb-init and systemd signal the pool's processes, too, when
-    they stop the worker.
+    If the worker has cancelled the run, or stops at once (cold), a crash or a kill counts as
+    cancelled. If the worker stops in another way, only a lost process counts as cancelled, because
+    supervisors such as dumb-init and systemd also signal the pool's processes.
     """
     report = report_of(exc_info)
     if report is not None:

@@ -41,10 +41,11 @@ from .lease import Lease
 logger = get_logger(__name__)
 
 #: How long to hide a message that must come back after an error. Either this module has failed to
-#: settle the message, or the broker did not accept the task that cleans up its workflows.
+#: settle the message, or the broker did not accept the task that undoes the message's
+#: workflows.
 _COMES_BACK_SECONDS = 30.0
 
-#: How long Celery's event loop waits for the broker to accept the cleanup task.
+#: How long Celery's event loop waits for the broker to accept the undo task.
 _SEND_SECONDS = 3.0
 
 
@@ -73,13 +74,14 @@ class Settler:
         """Decide how to settle the message, and settle it through its lease. Never raises.
 
         Do not wait until SQS confirms the settlement. If the task is given up or revoked, wait for
-        at most 3 seconds until the broker has accepted the task that cleans up the message's
-        workflows.
+        at most 3 seconds until the broker has accepted a task that undoes the workflows which the
+        message's runs have begun.
 
         Only the first call counts. A later call does nothing, and returns ``None``.
 
-        If this method fails, the message of a successful or revoked run is still deleted. Any other
-        message is hidden for 30 seconds, so that the worker does not hold it for ever.
+        If this method fails, a message that is not given up but only deleted (for example after a
+        success) is still deleted. Any other message is hidden for 30 seconds, so that the worker
+        does not hold it for ever.
 
         Returns:
             How the message is settled, with the seconds for which it is hidden.
@@ -142,8 +144,8 @@ class Settler:
             settle = Hide(_COMES_BACK_SECONDS, Outcome.UNKNOWN)
         if isinstance(settle, Hide):
             return self._hide(settle, ended, error, facts)
-        # Each method of the lease below returns False if the message was lost. Then emit no event,
-        # because another worker runs the message again, and emits the event.
+        # Each method of the lease below returns False if the message was lost. In that case emit no
+        # event, because another worker runs the message again, and emits the event.
         if isinstance(settle, GiveBack):
             if lease.release():
                 self._events.emit(self._retried(0, Outcome.UNKNOWN, ended, error, facts))
@@ -158,15 +160,16 @@ class Settler:
         return settle
 
     def _must_come_back(self, settle: Settle, end: End) -> bool:
-        """Send the task that cleans up the message's workflows. Return whether to hide the message.
+        """Send the task that undoes the message's workflows. Return whether to hide the message.
 
-        If the broker has not accepted the cleanup task in time, hide the message, so that it comes
+        If the broker has not accepted the undo task in time, hide the message, so that it comes
         back for another try. There are two exceptions:
 
-        - If the task has raised an error, do not hide the message, because the task would run again
+        - If the task has raised an error, do not hide the message, because the task could run again
           when the message comes back.
         - If the message must become a dead letter, and SQS would move it to the dead-letter queue
-          at the next receive, do not hide it, because SQS would move it without the reason.
+          at the next receive, do not hide it, because SQS would move it without the record of
+          the reason.
         """
         delivery, request = self.lease.delivery, self._request
         take_back = partial(
@@ -203,9 +206,9 @@ class Settler:
     def _must_park(self) -> bool:
         """Return whether the queue has too many messages in flight to hide one more.
 
-        Then the worker parks the message, which means that the message becomes a dead letter
-        instead. It parks no message of a FIFO queue, because later messages of the same message
-        group would overtake it.
+        If so, the worker parks the message, which means that the message becomes a dead letter
+        instead. The worker parks no message of a FIFO queue, because later messages of the same
+        message group would overtake the parked message.
         """
         queue, above = self.lease.queue, self._options.park_above
         if above is None or queue.dlq_arn is None or queue.is_fifo:

@@ -2,9 +2,9 @@
 
 The table is :class:`SettlementTable`. Its method ``next_call`` returns the next call that is due.
 The keeper makes this call, and passes the results to ``enter``. The table itself does no I/O,
-starts no threads, and does not know Celery. Any thread may use it. Each method that changes the
-table takes the lock, except ``tell``, which must be called with the lock. ``next_at``, ``waiting``
-and ``waiting_for`` only read.
+starts no threads, and does not know Celery. Any thread may use it. Each public method that
+changes the table takes the lock, except ``tell``, whose caller must have the lock. ``next_at``,
+``waiting`` and ``waiting_for`` only read, without the lock.
 
 A lease is one received message. Its hold is the time for which SQS hides the message from other
 workers (its visibility timeout). A renewal extends the hold. A settlement deletes the message,
@@ -59,9 +59,9 @@ T = TypeVar("T")
 #: A renewal may be early by this share of the visibility timeout, to fill a batch.
 _RENEW_EARLY_SHARE = 1 / 24
 
-#: If a worker holds many messages of a queue, each renewal asks for a longer visibility timeout.
-#: Then the queue needs only about this many renewal calls a second. For this reason alone, a
-#: renewal asks for at most ``_MAX_SPREAD_SECONDS``.
+#: If a worker holds many messages of a queue, each renewal asks for a longer visibility timeout
+#: than the queue's own, so that the worker makes only about this many renewal calls a second for
+#: the queue. The longer timeout is at most ``_MAX_SPREAD_SECONDS``.
 _RENEWALS_PER_SECOND = 20
 _MAX_SPREAD_SECONDS = 900
 
@@ -75,14 +75,14 @@ _AFTER_REFUSAL = EqualJitter(base=4, cap=60)
 #: it counts as failing until its pause has been over for this long.
 _FAILING_SECONDS = 60.0
 
-#: Backoff for a dead letter that cannot be sent.
+#: Backoff after a failed send of a dead letter.
 _AFTER_UNSENT = EqualJitter(base=1, cap=300)
 
 
-#: The states in which a message leaves its queue, each with its call to SQS.
+#: The two states in which a message must leave its queue, each with the call to SQS that it needs.
 _REMOVALS = {State.DELETE: Operation.DELETE, State.DEAD_LETTER: Operation.SEND}
 
-#: States in which the table waits for a response of SQS.
+#: In each of these states, the table waits for a response of SQS.
 _SETTLING = HIDING | _REMOVALS.keys()
 
 #: The verbs for calls in the log. For all other states, the log uses the state's value.
@@ -95,10 +95,11 @@ _REMEMBERED = MAX_IN_FLIGHT_MESSAGES
 
 
 def spread_seconds(held: int) -> int:
-    """Return the shortest visibility timeout in seconds that a renewal may ask for.
+    """Return the shortest visibility timeout in seconds that a renewal must ask for.
 
     It grows with ``held``, the number of the queue's messages that the worker renews. For example,
-    it is 15 s for 1,000 messages, and 300 s for 20,000. So renewals need few calls.
+    it is 15 s for 1,000 messages, and 300 s for 20,000. With a longer timeout, each message needs
+    fewer renewals.
     """
     seconds = held / RENEW_AT_SHARE / MAX_BATCH_ENTRIES / _RENEWALS_PER_SECOND
     return min(math.ceil(seconds), _MAX_SPREAD_SECONDS)
@@ -113,7 +114,7 @@ class CallEntry:
         purpose: the state that the call carries out. ``HELD`` means a renewal, even if the
             message itself waits for its delete or its dead letter.
         handle: the receipt handle of the message when the call was planned.
-        seconds: the visibility timeout to ask for. 0 for a delete or a dead letter.
+        seconds: the visibility timeout to ask for. Not used for a delete or a dead letter.
     """
 
     lease: Lease
@@ -166,7 +167,8 @@ class Lane:
     """One SQS action on one queue, with the leases that wait for it.
 
     Arguments:
-        url: the URL of the queue that has the messages, also for dead letters.
+        url: the URL of the queue that the messages came from. If the action sends dead letters,
+            this is not the URL of the dead-letter queue.
         operation: the action.
         capacity: how many calls may be under way at a time.
     """
@@ -188,7 +190,7 @@ _LOOK_AT, _IS_OF_LANE = attrgetter("look_at"), attrgetter("is_of_lane")
 
 class _Lanes(dict[tuple[str, Operation], Lane]):
     def __missing__(self, key: tuple[str, Operation]) -> Lane:
-        # Two delete calls at a time, because one call deletes only ten messages per round trip.
+        # Two delete calls at a time, because one at a time deletes only ten messages a round trip.
         lane = self[key] = Lane(*key, capacity=2 if key[1] is Operation.DELETE else 1)
         return lane
 
@@ -216,7 +218,8 @@ class Memory:
     methods change them. Safe to use from any thread.
 
     Attributes, each by message ID:
-        fates: how a message was settled. The record of a dead letter, or ``None`` for a delete.
+        fates: how a message was settled. The record for a dead letter that must be sent, or
+            ``None`` for a delete.
         crashes: the number of runs that count against ``crash_budget``.
         times_given_back: the number of receives that led to no run.
         due_since: since when the message has waited only for its provider (the service that its
@@ -252,7 +255,7 @@ class Memory:
 
         Arguments:
             due_since: since when the message has waited only for its provider, in seconds since
-                the epoch. ``None``: the message does not run for another reason.
+                the epoch. ``None``: another reason kept the message from running.
         """
         with self._lock:
             if due_since is not None:
@@ -274,9 +277,10 @@ class SettlementTable:
 
     Arguments:
         linger_seconds: how long a settlement may wait for others, to be sent in one batch.
-            It is short, because a task runs again if its worker is killed in that time.
+            It is short, because a finished task runs again if its worker is killed before its
+            message is deleted.
         clock: returns seconds, and never goes back.
-        rng: draws the jitter between tries.
+        rng: draws the random part of the pauses between tries.
     """
 
     def __init__(
@@ -313,7 +317,7 @@ class SettlementTable:
         look again.
 
         Arguments:
-            at: when the next call may be due.
+            at: when the next call may be due or the next hold ends.
         """
 
     # Messages
@@ -322,8 +326,9 @@ class SettlementTable:
         """Hold a message that was received, and renew it until it is settled.
 
         The worker may have received the message before. If the earlier lease is still in use, it
-        takes the newer receipt handle, and the new lease is not used. If the worker remembers how
-        it deleted or dead-lettered the message, it does the same again immediately.
+        takes the newer receipt handle, and the new lease is not used. Otherwise, if the worker
+        remembers that it has deleted or dead-lettered the message, it deletes the message now, or
+        first sends the dead letter if that was not sent.
         """
         with self.lock:
             earlier = self._leases.get(lease.key)
@@ -371,7 +376,8 @@ class SettlementTable:
 
         Returns:
             True if this call has settled the message. False if the message was settled or lost
-            before. If it was lost, this call notes that its run is over, and forgets the lease.
+            before. If the message was lost, this call notes that the run is over, and forgets the
+            lease.
         """
         with self.lock:
             if lease.state is State.LOST and not lease.is_over:
@@ -432,8 +438,8 @@ class SettlementTable:
         """Return how many more messages to bring forward now.
 
         To bring a message forward, the worker calls SQS. At most ``most`` messages may wait at a
-        time for SQS's response to this call. While calls fail, at most one message may wait,
-        because after a failed call the worker may not know whether the message is visible.
+        time for SQS's response to this call. While calls fail, at most one message may wait. SQS
+        may have carried out a failed call, so the worker cannot tell how many messages are visible.
         """
         with self.lock:
             lanes = [x for x in self._lanes.values() if x.operation is Operation.CHANGE_VISIBILITY]
@@ -470,8 +476,9 @@ class SettlementTable:
         """Return the visibility timeout in seconds that a receive call asks for.
 
         Each receive call asks for a timeout, because an operator may have lowered the queue's own
-        timeout since the worker read it. If the worker holds thousands of messages of the queue,
-        the call asks for a longer timeout, so that renewals come in time.
+        timeout since the worker read it. With the lower timeout, the first renewal could be late.
+        If the worker holds thousands of messages of the queue, the call asks for a longer timeout
+        than the queue's, so that renewals come in time.
         """
         with self.lock:
             lane = self._lanes[queue.url, Operation.CHANGE_VISIBILITY]
@@ -497,8 +504,8 @@ class SettlementTable:
 
         Infinity = no call and no hold is planned.
         """
-        # The first entry of the heap may be outdated. Then the thread wakes and finds no call,
-        # which costs little.
+        # The first entry of the heap may be outdated. If so, the keeper's thread wakes and finds no
+        # call, which costs little.
         first = self._holds.heap[0][0] if self._holds.heap else math.inf
         return min(first, min(map(_LOOK_AT, self._lanes.values()), default=math.inf))
 
@@ -538,7 +545,7 @@ class SettlementTable:
                 self._miss(lease)
 
     def _entries(self, lane: Lane, now: float) -> list[CallEntry]:
-        """Take the entries of a lane's next call. All its dead letters go to the same queue."""
+        """Take the entries of a lane's next call. One call sends dead letters only to one queue."""
         entries = list[CallEntry]()
         # Take renewals or settlements first, whichever have been due for longer. Fill the call with
         # the other kind, and then with renewals that are almost due.
@@ -557,7 +564,8 @@ class SettlementTable:
     def _entry(self, lease: Lease, lane: Lane, now: float) -> CallEntry | None:
         """Return a lease's entry for a call now.
 
-        If the call would come too late, drop the settlement or note the loss, and return ``None``.
+        If a settlement would come too late, drop it, and return ``None``. If SQS cannot hide the
+        message any longer, note that it is not renewed, and return ``None``.
         """
         if lane.operation is not Operation.CHANGE_VISIBILITY:
             return CallEntry(lease, lease.state, lease.handle)
@@ -714,12 +722,12 @@ class SettlementTable:
         self._plan_again(lease, purpose, at)
 
     def _pause(self, tries: int, failure: Failure, lease: Lease, purpose: State) -> float:
-        """Return the seconds before another try.
+        """Return the pause in seconds before another try.
 
-        A pause is at most a tenth of the visibility timeout, or 1 second if that is more. In a
-        longer pause, the holds of other messages in the lane could end before their calls. A pause
-        may be longer for a dead letter, for a delete that SQS refuses, and after the third refusal
-        of any other call.
+        A pause is at most a tenth of the visibility timeout, or 1 second if that is more. If a lane
+        paused for longer, the holds of its other messages could end before their calls. Three kinds
+        of pauses may be longer, namely for a dead letter, for a delete that SQS refuses, and from
+        the fourth refusal of any other call on.
         """
         if purpose is State.DEAD_LETTER:
             return _AFTER_UNSENT.delay(tries, self._rng)
@@ -760,7 +768,7 @@ class SettlementTable:
     def _drop_late(self, lease: Lease, purpose: State, failure: Failure | None = None) -> None:
         """Drop a settlement that comes too late, because another worker may have the message.
 
-        Emit an event, but not for ``BRING_FORWARD``, because that message comes back anyway.
+        Emit an event, but not for ``BRING_FORWARD``, because SQS shows that message anyway.
         """
         self._forget(lease)
         if purpose is not State.BRING_FORWARD:
@@ -780,9 +788,9 @@ class SettlementTable:
     def _lose(self, lease: Lease, *, is_void: bool) -> None:
         """Note that another worker may have received a held message.
 
-        If the task runs, the message stays ``HELD`` and its renewals go on, unless ``is_void``. In
-        the other cases it becomes ``LOST``. If the task does not run, the table forgets the
-        message.
+        If the pool has the task, the message stays ``HELD`` and its renewals go on. With
+        ``is_void``, it becomes ``LOST`` instead. If the pool does not have the task, the message
+        always becomes ``LOST``, and the table forgets it.
 
         Arguments:
             is_void: whether to stop the renewals, for example because SQS refuses the receipt

@@ -1,6 +1,7 @@
 """The Celery bootstep that adds this package's parts to a worker's main process.
 
-A worker has the step if its app has an ``SQSBackoffTask``, and uses it only if the broker is SQS.
+A worker has the step if its app has an ``SQSBackoffTask``. It uses the step only if the
+broker is SQS.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery is not
         """Wake the event loop, so that it sees the stop flag that Celery sets after this.
 
         Celery calls this in its signal handler. In plain Celery, a timer of kombu's polling wakes
-        the loop each second. Our pollers have threads of their own, so the loop may sleep longer.
+        the loop each second. Our pollers have threads of their own, so the loop may sleep for more
+        than a second.
         """
         self._wake_event_loop()
 

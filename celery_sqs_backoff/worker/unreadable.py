@@ -21,7 +21,7 @@ from .lease import Lease
 
 logger = get_logger(__name__)
 
-#: Delay between receives of the same message. A deploy should not take longer than the cap.
+#: Delay between receives of the same message. The cap is meant to be longer than a deploy takes.
 _BACKOFF = FullJitter(base=8, cap=900)
 
 #: The cap on a FIFO queue, where a hidden message blocks its message group.

@@ -25,7 +25,7 @@ def wake_event_loop(hub: Any) -> Callable[[], None]:
     callback or a timer of the loop calls ``call_soon``, the loop first waits for events. The reason
     is that ``Hub.create_loop`` collects new callbacks before it runs callbacks and timers.
 
-    Celery resets the loop at each reconnect. Call this again after that.
+    Celery resets the loop at each reconnect. Call this again after each reconnect.
 
     Returns:
         A function that wakes the loop and takes no lock, so signal handlers may call it. They must
@@ -145,7 +145,8 @@ def _is_class_of(kind: Any, name: str) -> bool:
 def pool_size(pool: Any) -> int:
     """Return how many tasks a pool can run at a time.
 
-    With gevent, Celery 5.5 and 5.6 give the number of running greenlets as ``num_processes``.
+    With gevent, use the pool's limit, because ``num_processes`` of Celery 5.5 and 5.6 is the number
+    of running greenlets.
     """
     return int(pool.limit if is_pool_of(pool, "gevent") else pool.num_processes)
 
@@ -199,7 +200,7 @@ def start_nothing_given_back(
                 return
         except Exception as exc:  # noqa: BLE001
             refuse(request, exc)
-        controller._quick_release()  # no task runs, so its place in the pool is released here
+        controller._quick_release()  # the task does not run, so release its place in the pool
 
     controller._process_task = process_if_ours
 
@@ -208,8 +209,8 @@ def give_back_before_soft_shutdown(consumer: Any, give_back: Callable[[], object
     """Call ``give_back`` when a soft shutdown begins, not when it ends.
 
     ``give_back`` gives back to SQS the messages of tasks that have not begun. Celery 5.5 and later
-    first sleep for ``worker_soft_shutdown_timeout`` in the signal handler. Celery stops the
-    worker's steps only after that.
+    first sleep for ``worker_soft_shutdown_timeout`` in the signal handler. Only after that, Celery
+    stops the worker's steps, which also give messages back.
     """
     controller = consumer.controller
     wait = controller.wait_for_soft_shutdown

@@ -28,9 +28,9 @@ from .upstream import pool_size
 
 logger = get_logger(__name__)
 
-#: If tasks are short, the worker receives more messages than fit into its window. The limit for
-#: these additional messages is this many times the window. If tasks suddenly take longer, the
-#: additional messages wait in the worker.
+#: If tasks are short, the worker receives more messages than fit into its window. If the tasks
+#: suddenly become longer, these additional messages wait in the worker. So their number is limited
+#: to this many times the window.
 _MAX_AHEAD = 3
 
 #: In addition to the messages that run, a worker holds this many times the number of messages that
@@ -56,8 +56,8 @@ _WEIGHT = 1 / 8
 #: the pool busy, so the wait does no harm.
 _LINGER_SECONDS = 0.01
 
-#: A call on a queue with a backlog returns sooner than this. If a call takes longer, the queue is
-#: empty, and SQS waits for messages.
+#: A call on a queue with a backlog returns within this time. If a call takes longer than this, the
+#: queue is empty, and SQS waits for messages.
 _SOON_SECONDS = 0.1
 
 #: No event reports a change of the pool's size, or of the number of settlements that SQS has not
@@ -75,7 +75,7 @@ _LONG_BEHIND_SECONDS = 10.0
 
 @dataclass
 class Load:
-    """The messages that a worker holds, and could hold.
+    """How many messages a worker holds, and could hold. Each attribute is a number.
 
     Attributes:
         processes: processes that the pool has, or could have (autoscale).
@@ -169,8 +169,8 @@ class _QueueCalls:
     """
 
     asked_for: int = 0
-    #: Whether the last response was full. Then the next response is likely to be full too, and to
-    #: come without a wait.
+    #: Whether the last response was full. After a full response, the next response is likely to be
+    #: full too, and to come without a wait.
     has_backlog: bool = False
     last_asked_at: float = 0.0
     behind_since: float | None = None
@@ -290,9 +290,9 @@ class Window:
     def take_more(self, queue: str) -> int:
         """Return how many messages one more call on a queue with a backlog may request.
 
-        Return 0 (no call) if the queue has no backlog any more, or if there is no room for a full
-        batch, because each call costs money. The requested messages count as expected until
-        :meth:`responded`.
+        Return 0 (no call) if the queue has no backlog any more or too many unconfirmed settlements,
+        or if there is no room for a full batch. A call for fewer messages would cost as much. The
+        requested messages count as expected until :meth:`responded`.
         """
         with self._cond:
             load = self._load(queue)

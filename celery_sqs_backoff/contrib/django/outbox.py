@@ -2,10 +2,10 @@
 
 A durable call of a task is a row in the outbox, a table. The caller's transaction writes the row.
 After the commit, the same process sends the call and deletes the row. If a crash or an outage
-prevents this, ``manage.py sqs_backoff_outbox``, or the task of that name in beat, sends the call
-later. Before a process sends a call, it claims the call: it sets ``send_at`` to a minute from now.
-Until then, no other process sends the call. If the process dies after sending the call and before
-deleting the row, the call is sent again with the same task ID.
+prevents this, ``manage.py sqs_backoff_outbox``, or the task ``sqs_backoff_outbox`` in beat, sends
+the call later. Before a process sends a call, it claims the call: it sets ``send_at`` to a minute
+from now. Until then, no other process sends the call. If the process dies after sending the call
+and before deleting the row, the call is sent again with the same task ID.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def _write(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: An
     transaction.on_commit(lambda: None, using=calls.db)  # Raises if Django runs no hooks here.
     if task.typing and hasattr(task, "__header__"):
         task.__header__(*args, **kwargs)  # Refuses wrong arguments, as ``apply_async`` does.
-    # Store the task's options, because the sending process may not have the task. A queue or an
-    # exchange may be an object, so store its name.
+    # Store the task's options, because the process that sends the call may lack the task. A queue
+    # or an exchange may be an object, so store its name.
     own = {name: getattr(it, "name", it) for name, it in task._get_exec_options().items()}
     options = {"task_id": str(uuid4()), **own, **options}
     if isinstance(seconds := options.get("expires"), int | float):
@@ -125,8 +125,8 @@ def _write(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: An
 def _send(app: Any, calls: Any, pk: int, claims: int) -> bool | None:
     """Claim a call, send it, and delete its row. Return whether it was sent.
 
-    ``None`` = another process has claimed the call. Failures are logged and never raised, because
-    the caller's transaction is already committed.
+    ``None`` = another process has claimed or sent the call. Failures are logged and never raised,
+    because the transaction that wrote the row is already committed.
 
     Arguments:
         claims: number of claims that the row had when it was read.

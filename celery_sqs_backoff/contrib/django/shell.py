@@ -29,8 +29,8 @@ class CeleryShell(BaseCommand):  # type: ignore[misc]  # Django is not typed
     The project's ``__init__.py`` imports that app, as Celery's guide for Django says.
 
     Raises:
-        CommandError: the command ended with an exit code other than 0, which is the error's
-            ``returncode``. It is 2 if the app is missing.
+        CommandError: the command ended with an exit code other than 0, or the app is missing (exit
+            code 2). The error's ``returncode`` is the exit code.
     """
 
     command: click.Command
