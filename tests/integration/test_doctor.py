@@ -77,7 +77,7 @@ def test_healthy_queue(diagnose, broken):
     queue = broken()
     result = diagnose(queues=(queue,))
     assert result.exit_code == DONE, result.output
-    assert result.stdout == f"{len(RULES)} rules, 1 queue ({queue.name}): all well\n"
+    assert result.stdout == f"{len(RULES)} rules, 1 queue ({queue.name}): no findings\n"
 
 
 def test_queues_by_option(diagnose, broken, app):
@@ -181,7 +181,7 @@ def test_explain(diagnose):
 
 
 def test_unreadable_queue(diagnose, app):
-    """The doctor ends with an error if it cannot read a queue, and does not say "all well".
+    """The doctor ends with an error if it cannot read a queue, and does not say only "no findings".
 
     With predefined queues, its first call to SQS is the one that reads the attributes.
     """
@@ -199,7 +199,7 @@ def test_unreadable_queue(diagnose, app):
     result = diagnose()
     assert result.exit_code == UNREACHABLE
     assert "cannot read queue mails: EndpointConnectionError" in result.stderr
-    assert "all well" not in result.stdout
+    assert not result.stdout.endswith("no findings\n")
 
 
 def test_no_permissions(diagnose, app, queue, proxy):
@@ -231,7 +231,7 @@ def test_wrong_secret_key(diagnose, app, queue, proxy):
 
 
 def test_ignored_denial(diagnose, app, queue, proxy):
-    """If a user ignores a missing permission, the doctor still does not say "all well".
+    """If a user ignores a missing permission, the doctor still does not say only "no findings".
 
     Without the permission it could not check the queue.
     """
@@ -243,7 +243,7 @@ def test_ignored_denial(diagnose, app, queue, proxy):
     result = diagnose()
     assert result.exit_code == UNREACHABLE
     assert f"cannot read queue {queue.name}: AccessDenied" in result.stderr
-    assert "all well" not in result.stdout
+    assert not result.stdout.endswith("no findings\n")
 
 
 def test_no_right_to_list(diagnose, app, queue, proxy):

@@ -261,7 +261,9 @@ def test_other_database(mail, broker, tmp_path):
     try:
         with (
             transaction.atomic(using="orders"),
-            pytest.raises(ImproperlyConfigured, match="'orders', and the outbox is on 'default'"),
+            pytest.raises(
+                ImproperlyConfigured, match="'orders' and the outbox table is on 'default'"
+            ),
         ):
             mail.delay_on_commit(7, durable=True)
         assert (broker.sent, left()) == ([], 0)

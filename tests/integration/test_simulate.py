@@ -50,7 +50,7 @@ def test_strategies_side_by_side(run):
     assert result.exit_code == DONE
     heading, *rows = result.stdout.splitlines()
     assert heading.split() == ["full-jitter", "provider"]
-    assert len(next(row for row in rows if "wasted" in row).split()) == 4 + 2
+    assert len(next(row for row in rows if "wasted" in row).split()) == 3 + 2
     assert "simulating provider" in result.stderr
     assert "simulating" not in result.stdout
 
