@@ -325,6 +325,10 @@ class Ledger:
         self._write("sent", list(found))
         self._write("unsent", sorted(absent))
 
+    def note_present(self, ids: Sequence[str]) -> None:
+        """Record in the journal that a restore need not send these messages."""
+        self._write("sent", ids)
+
     def leave(self, messages: Iterable[tuple[DlqMessage, Action, str]]) -> None:
         """Record that messages stay in the source, each with its action and reason."""
         grouped: defaultdict[tuple[Action, str], list[str]] = defaultdict(list)

@@ -6,6 +6,7 @@ again. SQS counts each receive, so the message's receive count rises by one.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter
@@ -189,6 +190,7 @@ def look_through(
     *,
     copy: Callable[[Sequence[DlqMessage], Sequence[str | None]], None] | None = None,
     raw: bool = False,
+    is_open_ended: bool = False,
     stop: threading.Event | None = None,
     now: Callable[[], float] = time.time,
     clock: Callable[[], float] = steady_seconds,
@@ -198,6 +200,8 @@ def look_through(
     Arguments:
         copy: is called with the selected messages of each receive, and the ARNs of their
             destinations.
+        is_open_ended: look until the queue is empty. By default, look at as many messages as there
+            were at the start, so that messages that arrive may take the places of others.
         now, clock: as for :class:`.halt.Halt`.
 
     The other arguments are as for :func:`peek`.
@@ -212,6 +216,7 @@ def look_through(
         limit=options.limit,
     )
     places = plan.messages if sample is None else min(plan.messages, sample)
+    most = sys.maxsize if is_open_ended else places
 
     def handle(messages: list[DlqMessage], sent_before: list[DlqMessage]) -> None:
         at = now()
@@ -234,7 +239,7 @@ def look_through(
         ledger,
         halt,
         handle,
-        lambda: ledger.claim(MAX_BATCH_ENTRIES, places),
+        lambda: ledger.claim(MAX_BATCH_ENTRIES, most),
         hold_seconds=_HOLD_SECONDS,
         patient_until=clock(),
     )

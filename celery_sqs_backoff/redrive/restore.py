@@ -107,6 +107,7 @@ class Restore:
             known = [message for message in held if ledger.find_doubt(message) is None]
             there = [message for message in known if message.id in found]
             ledger.leave([(message, Action.SKIP, "it is on the queue") for message in there])
+            ledger.note_present([message.id for message in there])
             absent = [message for message in known if message.id not in found]
             self._sender.send_all(self._queue, ledger.admit(absent, None))
             if self._halt.clock() - at >= 1:
@@ -132,10 +133,11 @@ class Restore:
             copy=lambda messages, _: found.update(
                 x for m in messages for x in (m.id, m.restored_id)
             ),
+            is_open_ended=True,
             stop=self._stop,
             now=self._halt.now,
         )
-        unseen = plan.messages - plan.looked_at
+        unseen = self._queue.depth_or(plan.messages) - plan.looked_at
         if self._found is None and unseen > 0:
             self._halt.detail = (
                 f"{unseen} messages of the queue are hidden. If the archive has them, they may be"

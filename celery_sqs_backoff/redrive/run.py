@@ -16,7 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from math import ceil
+from math import ceil, inf
 
 from ..sqs.limits import MAX_BATCH_ENTRIES, MAX_IN_FLIGHT_MESSAGES
 from ..threads import steady_seconds
@@ -310,8 +310,9 @@ class RedriveRun:
         if left > 0 and (limit is None or ledger.admitted < limit):
             why = self._why_hidden()
             self._halt(Ended.INCOMPLETE, f"{left} messages could not be received: {why}")
-        elif limit is None and others <= 0:
-            ledger.forget_past(self._halt.now() - _LONGEST_HIDDEN_SECONDS)
+        elif limit is None:
+            before = self._halt.now() - _LONGEST_HIDDEN_SECONDS
+            ledger.forget_past(before if others <= 0 else -inf)
 
     def _why_hidden(self) -> str:
         if self.ledger.hidden >= _QUOTA_SHARE * MAX_IN_FLIGHT_MESSAGES:

@@ -105,6 +105,26 @@ class SafeExtension(Extension):
             return verdict
         return Verdict(Outcome.UNKNOWN, verdict.retry_after, safe_to_repeat=verdict.wants_retry)
 
+    def refused(self, task: Any, run: Any) -> None:
+        """Send the task that undoes the message's workflows, if the message has entered any.
+
+        An earlier run of the message may have passed the guard and begun a workflow. Then the
+        guard's window ended, and another message passed.
+
+        Raises:
+            NotDispatched: the task could not be sent.
+            StoreUnavailable: the store did not answer.
+        """
+        if not task.has_workflows:
+            return
+        message = message_digest(task.app, task.name, task.request.id)
+        if not scopes_of(records_of(task.app), message):
+            return
+        queue = None if run.delivery is None else run.delivery.queue
+        facts = {"run": run.id, "began": time.time(), "queue": queue}
+        if not self.given_up(task, task.request.id, **facts):
+            raise NotDispatched("the steps of an earlier run could not be undone")
+
     def given_up(
         self, task: Any, task_id: str, *, run: str | None, began: float, queue: str | None = None
     ) -> bool:
@@ -129,8 +149,6 @@ def pass_guard(task: Any, key: str, message: str, run: str, window: float) -> Pa
     Raises:
         Refused: another message has passed.
         NotUndone: another message has passed, and this message undoes a step of a workflow.
-        NotDispatched: another message has passed, and the task that undoes the workflows of this
-            message could not be sent.
         StoreUnavailable: the store did not answer.
     """
     try:
@@ -138,13 +156,6 @@ def pass_guard(task: Any, key: str, message: str, run: str, window: float) -> Pa
     except Refused as exc:
         if links_of(task):
             raise NotUndone(f"{exc}: the step was not undone") from None
-        # An earlier run of this message may have begun a workflow before the guard's window ended
-        # and another message passed. This message ends now, so undo its workflow.
-        if task.has_workflows and scopes_of(records_of(task.app), message):
-            delivery = getattr(run_of(task.request), "delivery", None)
-            facts = {"run": run, "began": time.time(), "queue": delivery and delivery.queue}
-            if not task.extension.given_up(task, task.request.id, **facts):
-                raise NotDispatched("the steps of an earlier run could not be undone") from None
         raise
 
 

@@ -1,4 +1,4 @@
-"""The four hooks through which ``celery_sqs_backoff.safe`` extends a run of a task."""
+"""The five hooks through which ``celery_sqs_backoff.safe`` extends a run of a task."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Answered(Exception):
 class Extension:
     """The hooks around a run. In this base class they do nothing.
 
-    The first three run in the process that runs the task. ``given_up`` runs in the process that
+    All but the last run in the process that runs the task. ``given_up`` runs in the process that
     gives the message up, which is mostly the worker's main process.
     """
 
@@ -41,6 +41,13 @@ class Extension:
         The hook is also called if the task has raised ``Ignore``, ``Reject`` or ``Retry``.
         """
         return verdict
+
+    def refused(self, task: Any, run: Any) -> None:
+        """Clean up after a message that ends because another message does its work.
+
+        Raises:
+            Exception: the cleanup has failed and must be done later, so the run fails.
+        """
 
     def given_up(
         self, task: Any, task_id: str, *, run: str | None, began: float, queue: str | None = None

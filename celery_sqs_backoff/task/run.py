@@ -281,6 +281,11 @@ def _end_answered(task: Any, run: Run, answer: Answered) -> Any:
     if answer.has_result:
         _end_returned(task, run)
         return answer.result
+    if not answer.is_done:
+        try:
+            task.extension.refused(task, run)
+        except Exception as exc:  # noqa: BLE001  # the store or the broker may raise any exception
+            raise _end_failed(task, run, exc) from None
     logger.info(
         "sqs_backoff.refused: %s[%s] ends without a run: %s",
         *(printable(task.name), printable(request.id), answer),

@@ -103,7 +103,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         assert self.lease.refused is not None
         reason = self.lease.refused
         failure = self.task.MaxRetriesExceededError(f"{_named(self)} was not run: {reason.value}")
-        has_run = reason is not GiveUpReason.NEVER_DUE
+        has_run = reason is not GiveUpReason.NEVER_DUE or self.retries > 0
         outcome = Outcome.UNKNOWN if has_run else Outcome.NOT_PROCESSED
         refused = RunEnd(End.REFUSED, DeadLetter(reason, outcome))
         self.on_failure(_exc_info(failure), ended=refused)

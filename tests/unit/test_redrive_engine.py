@@ -239,10 +239,23 @@ def test_journal_while_others_arrive(world, dies_at):
 
     world.on_event = arrive
     world.redrive()
+    assert max(world.bodies(world.main).values()) == 1
     world.on_event = lambda event: None
     world.clock.now += 60
     world.redrive()
     assert max(world.bodies(world.main).values()) == 1
+
+
+def test_old_doubt_while_others_arrive(world):
+    """A message in doubt that has left the queue is not reported, although new ones arrive."""
+    world.journal_path.write_text(
+        f'{{"source":"{world.source.arn}","run":"r1"}}\n'
+        f'{{"is":"sending","ids":["gone-1"],"at":{world.clock.now - 86_400}}}\n'
+    )
+    world.journal_path.chmod(0o600)
+    world.fill(*bodies(10))
+    world.on_event = lambda event: isinstance(event, Started) and world.fill("new")
+    assert world.redrive().in_doubt == 0
 
 
 def test_returned_messages(world):

@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import ReadTimeoutError
 
 from celery_sqs_backoff.redrive import Ended, RedriveRefused, RedriveUnreachable, api
-from celery_sqs_backoff.redrive.events import Finished, InDoubt
+from celery_sqs_backoff.redrive.events import Finished, InDoubt, Started
 from celery_sqs_backoff.redrive.files import Archive, read_archive
 from celery_sqs_backoff.redrive.queues import Route
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
@@ -112,6 +112,34 @@ def test_doubt_remains(world, tmp_path):
     assert world.restore(tmp_path / "a", include_unknown=True).sent == 10
 
 
+def test_redrive_between_restores(world, tmp_path):
+    """A message that was on the queue is not put back by a later restore, after a redrive."""
+    world.fill("m0", "m1")
+    with Archive(tmp_path / "a", source=str(world.source.arn)) as archive:
+        world.look(copy=archive)
+    assert world.restore(tmp_path / "a").skipped == 2
+    assert world.redrive(journal=False).sent == 2
+    assert world.restore(tmp_path / "a").sent == 0
+
+
+def test_restore_while_others_arrive(world, tmp_path):
+    """A restore sees all messages of the queue, also if new dead letters arrive during its look."""
+    bodies = [f"m{n}" for n in range(30)]
+    world.fill(*bodies)
+    with Archive(tmp_path / "a", source=str(world.source.arn)) as archive:
+        world.look(copy=archive)
+    messages = world.sqs.queues[world.source.url].messages
+
+    def arrive(event):
+        if isinstance(event, Started):
+            world.fill(*(f"new {n}" for n in range(10)))
+            messages.reverse()
+
+    world.on_event = arrive
+    report = world.restore(tmp_path / "a")
+    assert (report.sent, report.skipped, report.detail) == (0, 30, "")
+
+
 def test_no_response(world, tmp_path):
     """A restore ends if two sends in a row have no response, as a redrive does."""
     archive_messages(world, tmp_path / "a", 50)
@@ -124,7 +152,12 @@ def test_look_denied(world, tmp_path):
     """If SQS denies a look through the queue, the restore reports why it ended."""
     archive_messages(world, tmp_path / "a", 12)
     world.sqs.faults.append(Fault(SEND, ReadTimeoutError(endpoint_url="x")))
-    world.sqs.faults.append(Fault("ReceiveMessage", "AccessDenied"))
+
+    def deny_second_look():
+        if world.calls["send_message_batch"] == 2 and not world.sqs.faults:
+            world.sqs.faults.append(Fault("ReceiveMessage", "AccessDenied"))
+
+    world.before_step = deny_second_look
     with pytest.raises(RedriveUnreachable):
         world.restore(tmp_path / "a")
     report = next(event.report for event in world.events if isinstance(event, Finished))
@@ -137,7 +170,7 @@ def test_stop_during_look(world, tmp_path, looks, sent, in_doubt):
     archive_messages(world, tmp_path / "a", 12)
     world.fill(*(f"other {n}" for n in range(100)))
     world.sqs.faults.append(Fault(SEND, ReadTimeoutError(endpoint_url="x")))
-    before = world.calls["receive_message"] + 10 * looks  # a whole look takes ten calls
+    before = world.calls["receive_message"] + 13 * looks  # a whole look takes 13 calls
 
     def stop_in_look():
         if world.calls["receive_message"] == before + 2:

@@ -6,6 +6,7 @@ W1 to W7 are rows of tests/field-stories.md.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, ImproperlyConfigured, Reject
 
 from celery_sqs_backoff import Guard, NonRetryable, Retryable, SQSBackoffTask, WorkflowTask
-from celery_sqs_backoff.safe import Compensated, NotDispatched, NotUndone, take_back
+from celery_sqs_backoff.safe import Compensated, NotDispatched, NotUndone, Refused, take_back
 from celery_sqs_backoff.safe.document import Document
 from celery_sqs_backoff.safe.hooks import message_digest
 from celery_sqs_backoff.safe.lock import Lock
@@ -422,6 +423,25 @@ def test_refused_before_workflow(app, fund, monkeypatch):
     for message in "AB":
         work.apply(task_id=message)
     assert sent == []
+
+
+def test_refusal_inside_workflow(app, bank):
+    """If a task goes on after ``self.guarded`` has refused its block, its workflow goes on, too."""
+
+    @app.task(name="undo")
+    def undo(result, name):
+        bank.undone.append((name, result))
+
+    @app.task(base=WorkflowTask, bind=True)
+    def work(self):
+        with self.workflow(f"order:{self.request.id}") as order:
+            order.step("a", bank.do, "a", undo=undo.s("a"))
+            with suppress(Refused), self.guarded("newsletter", window=60):
+                pass
+        return "done"
+
+    assert [work.apply(task_id=message).result for message in "AB"] == ["done", "done"]
+    assert bank.undone == []
 
 
 def test_app_wide_options():
