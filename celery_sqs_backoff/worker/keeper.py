@@ -187,7 +187,9 @@ def carry_out(call: Call) -> list[Failure | None]:
 def _send(port: Calls, entries: Sequence[CallEntry]) -> list[Failure | None]:
     """Send dead letters, in as many calls as their size needs."""
     if (dlq_url := entries[0].lease.queue.dlq_url) is None:
-        return [Failure(Kind.NO_QUEUE, "NoDeadLetterQueue")] * len(entries)
+        # Before the attributes are read, the worker does not know the dead-letter queue.
+        kind = Kind.NO_QUEUE if entries[0].lease.queue.is_read else Kind.UNREACHABLE
+        return [Failure(kind, "NoDeadLetterQueue")] * len(entries)
     results: list[Failure | None] = []
     for batch in batches(enumerate(_dead_letter(entry.lease) for entry in entries)):
         results += port.on(dlq_url).send([letter for _, letter in batch])

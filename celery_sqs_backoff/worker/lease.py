@@ -47,10 +47,6 @@ _TRANSIENT_FAILURES = 3
 _FIRST_KEEP_HIDDEN_SECONDS = 60
 _MAX_KEEP_HIDDEN_SECONDS = 900
 
-#: How long to hide a message that must go to the dead-letter queue, if the worker has not yet read
-#: the queue's attributes, which name the dead-letter queue.
-_POSTPONED_SECONDS = 5
-
 
 class State(Enum):
     """The state of a message in its worker.
@@ -80,7 +76,7 @@ TRANSITIONS: dict[State, dict[State | None, str]] = {
         State.LOST: "another worker may have it, and its renewals end",
     },
     State.DELETE: {None: "SQS has deleted it"},
-    State.DEAD_LETTER: {State.DELETE: "its dead letter is sent"},
+    State.DEAD_LETTER: {State.DELETE: "its dead letter is sent, or has no queue to go to"},
     State.GIVE_BACK: {None: "SQS shows it"},
     State.HIDE: {
         State.HIDDEN: "SQS hides it, and this worker may bring it forward",
@@ -293,13 +289,9 @@ class Lease:
     def dead_letter(self, record: DeadLetterRecord) -> bool:
         """Send the message, with the record on it, to the queue's dead-letter queue.
 
-        If the queue's attributes are not read yet, hide the message first. When it comes back, this
-        worker sends it without running it again.
+        If the queue's attributes are not read yet, the worker renews the message until they are.
         """
-        if self.queue.is_read:
-            return self.keeper.settle(self, State.DEAD_LETTER, record=record)
-        self.keeper.memory.settled(self.message_id, record)
-        return self.defer(_POSTPONED_SECONDS)
+        return self.keeper.settle(self, State.DEAD_LETTER, record=record)
 
     def lose(self) -> None:
         """Stop the calls for this message, because another worker may have it. Notify its task."""

@@ -454,8 +454,15 @@ class SettlementTable:
         """Use a queue's newest attributes also for its messages that were received earlier."""
         with self.lock:
             for lease in self._leases.values():
-                if lease.queue.url == queue.url:
-                    lease.queue = queue
+                if lease.queue.url != queue.url:
+                    continue
+                was_read, lease.queue = lease.queue.is_read, queue
+                if lease.state is State.DEAD_LETTER and queue.is_read and not was_read:
+                    if queue.dlq_url is None:
+                        self._lanes[queue.url, Operation.SEND].settling.pop(lease, None)
+                        lease.move(State.DELETE)
+                        self.memory.settled(lease.message_id, None)
+                    self._plan_removal(lease, self.clock())
 
     def _forget(self, lease: Lease) -> None:
         """Remove a lease and its plans from the table. The table makes no further call for it."""
