@@ -1,4 +1,4 @@
-"""Read and print text from outside, so that a message's sender cannot control a log or terminal.
+"""Clean text from outside, so that a message's sender cannot control a log or terminal.
 
 The sender chooses the names and texts in a message. They may be megabytes long. They may contain
 line ends that forge a log line, escape sequences for the terminal, or marks that reverse the

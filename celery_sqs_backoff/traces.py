@@ -134,7 +134,7 @@ def had_sent_other_mails(exc: BaseException) -> bool:
 
 
 def proxy_wants_credentials(exc: BaseException) -> bool:
-    """Return whether a proxy required credentials (407), so that a retry does not help."""
+    """Return whether a proxy required credentials (407). A retry would fail in the same way."""
     return any("407 Proxy Auth" in str(error) for error in iter_wrapped(exc))
 
 

@@ -233,7 +233,7 @@ class Shell:
 def _read_end(exc: BaseException, *, may_hide: bool) -> tuple[str, int, str]:
     """Return the word for ``Finished.ended``, the exit code and the text for an error.
 
-    ``may_hide``: whether the command may have hidden messages before the error.
+    ``may_hide``: whether the command may have made messages invisible before the error.
     """
     if isinstance(exc, KeyboardInterrupt):
         hidden = "hidden messages reappear within 15 min" if may_hide else "no message was received"
@@ -258,7 +258,8 @@ def exit_code(report: RedriveReport, options: Mapping[str, Any]) -> int:
     """Return the exit code for a report. If several codes apply, return the most serious one."""
     if report.ended in _OF_END:
         return _OF_END[report.ended]
-    # With include_unknown, the run has sent messages in doubt again, so the user need not decide.
+    # With include_unknown, the run has resent the messages in doubt, so the user need not decide
+    # whether to resend them.
     in_doubt = 0 if options.get("include_unknown") else report.in_doubt
     if report.failed or report.not_deleted or in_doubt:
         return FOUND

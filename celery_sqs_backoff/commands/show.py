@@ -33,7 +33,7 @@ _COLUMNS = ("id", "task", "task id", "age", "outcome", "reason", "error")
 
 
 def print_plan(plan: Plan, *, err: bool) -> None:
-    """Print a plan. ``err``: on stderr, for a command whose result is not the plan."""
+    """Print a plan. ``err``: print it to stderr, because stdout is for another result."""
     for line in _plan_lines(plan):
         click.echo(line, err=err)
 

@@ -107,7 +107,9 @@ class FleetSlots:
         self._ahead = time.time() - clock()
 
     def take(self, slots: int, holds: Sequence[float] = (), *, is_back: bool = False) -> Taken:
-        """Take slots, and times of return for messages to hide. Wait for the store.
+        """Reserve slots, and for each message to hide the time at which it comes back.
+
+        Block until the store responds.
 
         Arguments:
             slots: the number of slots that the worker wants.

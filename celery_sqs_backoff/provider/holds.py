@@ -233,8 +233,8 @@ def spread_returns(
     """Return hidden messages that SQS should show soon, because their worker stops.
 
     No other worker can bring these messages forward. Each message comes with the seconds after
-    which SQS should show it. At its last receive, a message runs even if the provider is down. So
-    while the provider is down, a message stays hidden if its next receive is its last.
+    which SQS should show it. While the provider is down, a message stays hidden if its next
+    receive is its last. At this receive, it would run in spite of the outage, and fail for good.
     """
     movable = [each for each in hidden.all() if not (is_down and each[2].next_is_last)]
     spread = min(len(movable) / RETURNS_PER_SECOND, LONGEST_SPREAD_SECONDS)

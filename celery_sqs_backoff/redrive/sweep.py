@@ -34,8 +34,8 @@ _KNOWN_SHARE = 1 / 50
 #: Seconds for which one renewal hides a message that stays in the source.
 _LEFT_SECONDS = 900
 
-#: The time for which a message is hidden (its *hold*) is renewed when it ends within this number of
-#: seconds, or within half of a hold if that is less (15 s for a hold of 30 s).
+#: A *hold* is the time for which a message is hidden. The run renews a hold when less than this
+#: number of seconds is left, or less than half of the hold if that is shorter (15 s of 30 s).
 _RENEW_SECONDS = 60.0
 
 T = TypeVar("T")

@@ -135,8 +135,9 @@ def with_record(
     Args:
         body: the message's body. Only its size matters.
         attributes: ``MessageAttributes`` as ReceiveMessage returned them. An attribute with the
-            record's name is dropped, because only a sender can have written it.
-        record: the record to add. Its texts are cut to the lengths that :func:`read_record` gives.
+            record's name is dropped. It must be forged by a sender, because workers add a record
+            only to dead letters.
+        record: the record to add. Its texts are cut to the lengths listed in :func:`read_record`.
 
     SQS takes at most ten attributes, and at most 1 MiB for the body and the attributes together.
     Texts that do not fit are left out of the record, first the traceback, then also the exception's

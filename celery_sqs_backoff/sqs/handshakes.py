@@ -82,7 +82,7 @@ handshakes = Handshakes()
 
 @cache
 def guard_forks() -> None:
-    """Let all forks of this process wait for handshakes, each for a second at most."""
+    """Let each fork of this process wait for running handshakes, at most a second."""
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(
             before=handshakes.before_fork,
@@ -92,7 +92,7 @@ def guard_forks() -> None:
 
 
 def announce_handshakes(http_session: Any) -> None:
-    """Note the TLS handshakes of all connections that a client of botocore makes."""
+    """Record the TLS handshake of each connection that a client of botocore makes."""
     http_session._pool_classes_by_scheme["https"] = _Pool  # the connection managers share the dict
 
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Codes of a missing permission, which does not pass by itself. The other codes of ``Kind.DENIED``
-#: that GetQueueAttributes returns are for refused signatures, where newer credentials may help.
+#: Codes which mean that a permission is missing. This does not change by itself. The other codes of
+#: ``Kind.DENIED`` that GetQueueAttributes returns are for refused signatures, where newer
+#: credentials may help.
 _FOR_GOOD = {"AccessDenied", "AccessDeniedException"}
 
 #: A missing permission counts as final only if it is still missing after this time, because a

@@ -166,7 +166,10 @@ class Records:
         return self._signed(key, text)[0]
 
     def _signed(self, key: str, text: str) -> list[str]:
-        """Return one signed text for each secret, the signature in front. Write only the first."""
+        """Return one signed text for each secret, with the signature in front.
+
+        Records are written with the first text. The others serve to check older records.
+        """
         if not self._secrets:
             return [f"s0::{text}"]
         message = f"{key} {text}".encode()  # unambiguous, because a key has no space

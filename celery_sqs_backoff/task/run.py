@@ -406,7 +406,7 @@ def _cause_of(run: Run | None, exc: BaseException) -> BaseException | None:
     * For an exception of ``self.retry()``, it is the error for which the task retries.
     * For a Retry or Reject that the task raised by hand, it is the error inside. Without an
       error inside, it is the error that the task was handling. Without such an error, a Reject that
-      gives the message up is itself the error, because the task may have done its work.
+      gives the message up is judged itself. ``None`` would mean that no work was done.
     * Any other exception is itself the error to judge.
     """
     asked = None if run is None else run.get_asked(exc)

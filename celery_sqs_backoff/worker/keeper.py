@@ -30,8 +30,8 @@ from .settlement import Call, CallEntry, SettlementTable
 
 logger = get_logger(__name__)
 
-#: The name of the waiting thread in the heartbeat. If one turn of the thread's loop takes longer
-#: than ``_LONGEST_TURN_SECONDS``, the heartbeat counts the thread as hanging.
+#: The heartbeat lists the thread that waits for due calls under this name. If one turn of the
+#: thread's loop takes longer than ``_LONGEST_TURN_SECONDS``, the thread counts as hanging.
 _NAME = "the keeper"
 _LONGEST_TURN_SECONDS = 20.0
 
@@ -93,7 +93,9 @@ class Keeper(SettlementTable):
             self.perform(call)
 
     def flush(self, timeout_seconds: float) -> int:
-        """Make the waiting calls, and end the thread. Wait at most ``timeout_seconds`` for that.
+        """Make the calls to SQS that are still planned, and end the thread.
+
+        Wait at most ``timeout_seconds`` for this.
 
         Returns:
             The number of settlements that SQS has not confirmed.

@@ -194,8 +194,8 @@ class Lease:
     #: Then this worker does not hide it or give it back. A standard queue would accept the old
     #: receipt handle, and the call would change the other worker's visibility timeout.
     may_be_lost: bool = False
-    #: If the state is one of HIDING: whether an earlier call for this state got no response, so
-    #: that SQS may have carried it out.
+    #: Only for the states in HIDING: whether an earlier call for this state got no response. SQS
+    #: may have carried out that call.
     in_doubt: bool = False
     #: Whether the message was lost, and no run uses this lease any more. A later receive of the
     #: message makes a new lease.

@@ -45,9 +45,9 @@ _ASK_SECONDS: Final = 0.1
 #: Pause between two checks of a provider's waiting line, if the provider has an agreed rate.
 _LOOK_SECONDS: Final = 0.05
 
-#: Longest pause between two checks of a waiting line without an agreed rate. Messages wait in such
-#: a line only during a recovery. The rate of the recovery changes with each call, so a longer pause
-#: could miss a turn.
+#: Longest pause between two checks of a provider's waiting line, if no rate is agreed for the
+#: provider. Messages then wait in the line only during a recovery. The rate of the recovery changes
+#: with each call, so after a longer pause a message could start too late.
 _LONGEST_TURN_SECONDS: Final = 0.25
 
 #: A worker takes slots in advance for at most 0.2 s, for example 10 slots at 50 a second. If the

@@ -138,9 +138,9 @@ class Gate:
                 # The gate has noted that a run began. Undo this, because the message must first
                 # wait for its slot.
                 self.core.ended(lease.message_id, None, now)
-            # The provider's line (of messages that wait for slots) is stuck if messages with slots
-            # still wait for a process. A message in a stuck line in effect waits for a process,
-            # too, so it keeps its place in the prefetch window.
+            # Messages that wait for slots form a line. The line is stuck if the messages that have
+            # slots already wait for processes, because then no further slots are taken. So this
+            # message waits for a process, too, and keeps its place in the prefetch window.
             lease.keeps_place = self.pace.is_stuck(now)
         self._owner.pacer.join(self.pace, lease, start, longest, hold)
         return True

@@ -163,7 +163,7 @@ class Receiver:
         seconds_ago: float,
         hidden_seconds: int,
     ) -> None:
-        """Make a lease on each message of a response. Put messages that may run into the inbox.
+        """Make a lease on each message of a response. Put into the inbox the messages that may run.
 
         Arguments:
             name: the queue's name in Celery.

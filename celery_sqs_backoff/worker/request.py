@@ -170,7 +170,7 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         if failed:
             self.on_failure(retval, return_ok=True)
         elif self._cancelling and runtime is None:
-            # gevent and eventlet report the run of a greenlet that they have killed as a success.
+            # If gevent or eventlet has killed a greenlet, it reports a success for its run.
             self.cut_short()
         else:
             self._settler.settle(RunEnd(End.RETURNED), _NO_ERROR)
@@ -184,12 +184,12 @@ class BackoffRequest(Request):  # type: ignore[misc]  # Celery is not typed
         return_ok: bool = False,
         ended: RunEnd | None = None,
     ) -> None:
-        """Settle the message of a run that did not return, and let Celery report it.
+        """Settle the message of a run that ended with an error. Let Celery report the failure.
 
         Arguments: as for Celery's method, and
             ended: how the run ended. ``None``: read it from the report of the task's process, or
-                else from the error. If ``ended`` is given, the traceback is the worker's own, so
-                the dead letter does not record it.
+                else from the error. If ``ended`` is given, the worker itself has raised the error.
+                The traceback does not show the task's code, so the dead letter omits it.
         """
         exc = _raised(exc_info)
         if ended is None:
@@ -297,7 +297,8 @@ def begin_here(request: Any, pid: int, time_accepted: float) -> None:
     except Exception as exc:
         if not isinstance(request, BackoffRequest):
             raise
-        # If this function raised the error, the pool would drop the run silently.
+        # The pool would drop the run silently if it got the original error. So settle the message
+        # here.
         request.on_failure(_exc_info(exc), ended=RunEnd(End.NOT_BEGUN))
         raise SettledBeforeRun from exc
 

@@ -22,8 +22,9 @@ def wake_event_loop(hub: Any) -> Callable[[], None]:
 
     Without this, a callback waits until another event wakes the loop. kombu 5.5 and 5.6 never wake
     the loop for a callback. kombu 5.7 wakes it only if another thread calls ``call_soon``. If a
-    callback or a timer of the loop calls ``call_soon``, the loop first waits for events. The reason
-    is that ``Hub.create_loop`` collects new callbacks before it runs callbacks and timers.
+    callback or a timer of the loop itself calls ``call_soon``, the new callback runs only after the
+    loop has waited for events. The reason is that ``Hub.create_loop`` collects new callbacks before
+    it runs callbacks and timers.
 
     Celery resets the loop at each reconnect. Call this again after each reconnect.
 

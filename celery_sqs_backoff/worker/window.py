@@ -85,10 +85,11 @@ class Load:
         expected: messages that calls under way are likely to bring.
         settled_during_a_call: messages that are likely to be settled during the next call.
         window: messages that may run, or wait for a process.
-        room: how many more messages the worker can take when the response arrives; may be negative.
-        enough: the least room at which a poller makes a call. It is 10 or ``window - processes``,
+        room: how many more messages the worker can take when the next response arrives; may be
+            negative.
+        enough: with less room, a poller makes no call. It is 10 or ``window - processes``,
             the smaller of the two, but at least 1.
-        batch: the room at which a poller calls immediately, without a wait for more room.
+        batch: with less room, a poller first waits for more room.
         wanted: how many messages to ask for: 0 to 10.
     """
 
