@@ -85,7 +85,7 @@ def free(records: Records, entry: Entry) -> bool:
         return records.replace(now, now.fields | {"steps": rest}) is not None
     if record.fields["state"] == OPEN:
         return records.delete(record)
-    kept = {name: step for name, step in steps.items() if step.get("undo") is None}
+    kept = {name: steps[name] for name in kept_steps(entry)}
     versions = dict(record.fields.get("versions", {}))
     # The provider knows an undone step's old idempotency key. It would ignore a call with that key.
     for name in steps.keys() - kept.keys():

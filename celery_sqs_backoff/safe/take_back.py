@@ -94,26 +94,26 @@ def _take_back(
     """
     records, by = records_of(self.app), by or self.request.id
     scopes = [scope] if scope is not None else scopes_of(records, message)
-    if len(scopes) > 1:
+    if len(scopes) != 1:
         for each in scopes:
             what, group = f"take_back {by} {each}", f"{message}-{uuid5(NAMESPACE, each)}"
             send(self.s(run, began, queue, each), message, what, **_route(queue, group))
         return
-    for each in scopes:
-        try:
-            step = next_step(records, each, message, run, began, by=by, undone=undone)
-        except LockLost as exc:
-            raise Busy(str(exc)) from None
-        if step is None:
-            return
-        name, fields = step
-        link = self.si(message, run, began, queue, each, name, by)
-        undo = maybe_signature(loads(fields["undo"]), app=self.app)
-        undo.link(link.set(**_route(queue, message)))
-        result = loads(fields["result"]) if "result" in fields else None
-        # Send without holding the lock. An eager undo task runs its ``link`` before ``send``
-        # returns. The link is this task again, which needs the lock.
-        send(undo, result, f"undo {fields['id']}")
+    [scope] = scopes
+    try:
+        step = next_step(records, scope, message, run, began, by=by, undone=undone)
+    except LockLost as exc:
+        raise Busy(str(exc)) from None
+    if step is None:
+        return
+    name, fields = step
+    link = self.si(message, run, began, queue, scope, name, by)
+    undo = maybe_signature(loads(fields["undo"]), app=self.app)
+    undo.link(link.set(**_route(queue, message)))
+    result = loads(fields["result"]) if "result" in fields else None
+    # Send without holding the lock. An eager undo task runs its ``link`` before ``send``
+    # returns. The link is this task again, which needs the lock.
+    send(undo, result, f"undo {fields['id']}")
 
 
 def next_step(
