@@ -25,7 +25,7 @@ from unittest import mock
 from greenlet import getcurrent, greenlet
 
 from celery_sqs_backoff.redrive import files, halt, queues, sender, sweep
-from celery_sqs_backoff.redrive.events import Listener, RedriveReport
+from celery_sqs_backoff.redrive.events import Listener, RedriveReport, Started
 from celery_sqs_backoff.redrive.files import Journal, NoJournal
 from celery_sqs_backoff.redrive.halt import draw_pause
 from celery_sqs_backoff.redrive.look import Plan, look_through
@@ -96,6 +96,16 @@ class World:
         """Put messages on the dead-letter queue, and return their IDs."""
         entry = {"QueueUrl": self.source.url, "MessageAttributes": {}, **message}
         return [self.sqs.send_message(MessageBody=body, **entry)["MessageId"] for body in bodies]
+
+    def arrive(self, number: int) -> None:
+        """Let new messages arrive when a run has started. The run receives them first."""
+
+        def on_event(event: Any) -> None:
+            if isinstance(event, Started):
+                self.fill(*(f"new {n}" for n in range(number)))
+                self.sqs.queues[self.source.url].messages.reverse()
+
+        self.on_event = on_event
 
     def bodies(self, endpoint: Endpoint) -> Counter[str]:
         return Counter(message.body for message in self.sqs.queues[endpoint.url].messages)

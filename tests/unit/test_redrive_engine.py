@@ -230,14 +230,7 @@ def test_journal_while_others_arrive(world, dies_at):
         world.redrive()
     world.dies_at = None
     world.clock.now += 3600
-    messages = world.sqs.queues[world.source.url].messages
-
-    def arrive(event):
-        if isinstance(event, Started):
-            world.fill(*(f"new {n}" for n in range(40)))
-            messages.reverse()
-
-    world.on_event = arrive
+    world.arrive(40)
     world.redrive()
     assert max(world.bodies(world.main).values()) == 1
     world.on_event = lambda event: None
@@ -254,7 +247,7 @@ def test_old_doubt_while_others_arrive(world):
     )
     world.journal_path.chmod(0o600)
     world.fill(*bodies(10))
-    world.on_event = lambda event: isinstance(event, Started) and world.fill("new")
+    world.arrive(1)
     assert world.redrive().in_doubt == 0
 
 

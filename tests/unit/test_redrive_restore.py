@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import ReadTimeoutError
 
 from celery_sqs_backoff.redrive import Ended, RedriveRefused, RedriveUnreachable, api
-from celery_sqs_backoff.redrive.events import Finished, InDoubt, Started
+from celery_sqs_backoff.redrive.events import Finished, InDoubt
 from celery_sqs_backoff.redrive.files import Archive, read_archive
 from celery_sqs_backoff.redrive.queues import Route
 from celery_sqs_backoff.sqs.dead_letter import ATTRIBUTE_NAME
@@ -21,12 +21,18 @@ from tests.support.redrive_world import Killed, World
 SEND = "SendMessageBatch"
 
 
-def archive_messages(world, path, count, **message):
-    """Archive messages of the dead-letter queue and delete them there. Return their bodies."""
+def copy_messages(world, path, count, **message):
+    """Copy new messages of the dead-letter queue to an archive. Return their bodies."""
     bodies = [f"m{n}" for n in range(count)]
     world.fill(*bodies, **message)
     with Archive(path, source=str(world.source.arn)) as archive:
         world.look(copy=archive)
+    return bodies
+
+
+def archive_messages(world, path, count, **message):
+    """Archive messages of the dead-letter queue and delete them there. Return their bodies."""
+    bodies = copy_messages(world, path, count, **message)
     world.sqs.queues[world.source.url].messages.clear()
     return bodies
 
@@ -57,10 +63,7 @@ def test_restore_after_kills(tmp_path, seed, fifo):
 
 def test_archive_of_copy(world, tmp_path):
     """A restore does not send messages that are on the queue, such as those of a copy."""
-    bodies = [f"m{n}" for n in range(27)]
-    world.fill(*bodies)
-    with Archive(tmp_path / "a", source=str(world.source.arn)) as archive:
-        world.look(copy=archive)
+    bodies = copy_messages(world, tmp_path / "a", 27)
     del world.sqs.queues[world.source.url].messages[5:12]
     report = world.restore(tmp_path / "a")
     assert (report.ended, report.sent, report.skipped) == (Ended.DONE, 7, 20)
@@ -69,9 +72,7 @@ def test_archive_of_copy(world, tmp_path):
 
 def test_hidden_message(world, tmp_path):
     """If another consumer hides a message from the look, the report says that it may be twice."""
-    world.fill("m")
-    with Archive(tmp_path / "a", source=str(world.source.arn)) as archive:
-        world.look(copy=archive)
+    copy_messages(world, tmp_path / "a", 1)
     world.sqs.receive_message(QueueUrl=world.source.url, VisibilityTimeout=600)
     report = world.restore(tmp_path / "a")
     assert (report.ended, report.sent) == (Ended.DONE, 1)
@@ -114,9 +115,7 @@ def test_doubt_remains(world, tmp_path):
 
 def test_redrive_between_restores(world, tmp_path):
     """A message that was on the queue is not put back by a later restore, after a redrive."""
-    world.fill("m0", "m1")
-    with Archive(tmp_path / "a", source=str(world.source.arn)) as archive:
-        world.look(copy=archive)
+    copy_messages(world, tmp_path / "a", 2)
     assert world.restore(tmp_path / "a").skipped == 2
     assert world.redrive(journal=False).sent == 2
     assert world.restore(tmp_path / "a").sent == 0
@@ -124,18 +123,8 @@ def test_redrive_between_restores(world, tmp_path):
 
 def test_restore_while_others_arrive(world, tmp_path):
     """A restore sees all messages of the queue, also if new dead letters arrive during its look."""
-    bodies = [f"m{n}" for n in range(30)]
-    world.fill(*bodies)
-    with Archive(tmp_path / "a", source=str(world.source.arn)) as archive:
-        world.look(copy=archive)
-    messages = world.sqs.queues[world.source.url].messages
-
-    def arrive(event):
-        if isinstance(event, Started):
-            world.fill(*(f"new {n}" for n in range(10)))
-            messages.reverse()
-
-    world.on_event = arrive
+    copy_messages(world, tmp_path / "a", 30)
+    world.arrive(10)
     report = world.restore(tmp_path / "a")
     assert (report.sent, report.skipped, report.detail) == (0, 30, "")
 
